@@ -29,7 +29,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from goldilocks.config.recipes import choose, compose_config
-from goldilocks.drive.stopwatch import PREFIX, TIMED
+from goldilocks.drive.driver import TIMED
 from goldilocks.engine import Engine, SamplingParams
 from goldilocks.engine.cpu import avoid_cudnn, threads_for
 from goldilocks.launch import preflight
@@ -207,7 +207,7 @@ def main() -> None:
     for part in PARTS:
         print(f"{part:>16} {median(steps, f'timing_s/{part}'):>9.3f} {median(bare, part):>9.3f}")
         for inside in TIMED if part == "gen" else ():
-            print(f"{'· ' + inside.removeprefix(PREFIX):>16} {median(steps, inside):>9.3f}")
+            print(f"{'· ' + inside.removeprefix('timing_s/gen_'):>16} {median(steps, inside):>9.3f}")
     known = sum(median(steps, f"timing_s/{part}") for part in PARTS)
     print(f"{'rest':>16} {whole - known:>9.3f} {0:>9.3f}")
     print(f"{'step':>16} {whole:>9.3f} {median(bare, 'step'):>9.3f}   ratio {whole / median(bare, 'step'):.2f}")

@@ -45,7 +45,7 @@ On verl's own command line a key of `adaptive_rollout`, `goldilocks` or `batch_f
 | `algorithm.filter_groups.enable` | dynamic sampling: groups without variance are dropped and replaced |
 | `algorithm.filter_groups.metric` | `seq_reward`, `seq_final_reward`, or a number of the reward function's: `acc`, … |
 | `algorithm.filter_groups.max_num_gen_batches` | generation batches an update may cost; 0 or less: no limit |
-| `data.gen_batch_size` | prompts of a generation batch, and open at once; default `data.train_batch_size` |
+| `data.gen_batch_size` | prompts chosen, and open, at once; default `data.train_batch_size`, `frontier` twice that |
 | `data.train_batch_size` | groups of a training batch |
 | `actor_rollout_ref.rollout.n` | rollouts of a prompt, unless an allocator says otherwise |
 | `actor_rollout_ref.rollout.name` | `transformers` is [ours](rollout-server.md); `vllm`, `sglang` are verl's |

@@ -30,7 +30,7 @@ import transformers
 from goldilocks.tasks import ladder
 from goldilocks.tasks.arithmetic import CALCULATOR_LEVELS, CALL, CLOSE, TOOL, ArithmeticLevel, split_key
 from goldilocks.tasks.registry import Problem, split_of
-from goldilocks.tasks.tiny_model import ASSISTANT, END, TINY, build, calling_tokenizer, character_tokenizer, tiny_model
+from goldilocks.tasks.tiny_model import ASSISTANT, END, TINY, build, character_tokenizer, tiny_model
 from goldilocks.tasks.warm_start import Lessons, warm_start
 
 SEED = 0
@@ -85,6 +85,16 @@ def calculator_lessons(rng: random.Random) -> Iterator[Problem]:
             yield Problem(called, problem.answer, 0.0)
         else:
             yield Problem(problem.question, re.split(r"[-+*]", expression)[0], problem.difficulty)
+
+
+def calling_tokenizer() -> Any:
+    """Return a tokenizer for arithmetic with the two tokens of a call, and a template that has messages of tools."""
+    tokenizer: Any = character_tokenizer()
+    tokenizer.add_tokens([CALL, CLOSE])
+    tokenizer.add_tokens([TOOL], special_tokens=True)
+    said = "{% if message['role'] == 'tool' %}" + TOOL + "{{ message['content'] }}\n{% elif"
+    tokenizer.chat_template = tokenizer.chat_template.replace("{% if", said, 1)
+    return tokenizer
 
 
 @dataclass(frozen=True)

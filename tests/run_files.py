@@ -1,4 +1,4 @@
-"""What a run has written, as tests read it, and rollouts as they are saved."""
+"""What a run has written, as tests read it, rollouts as they are saved, and a task that has been made."""
 
 from __future__ import annotations
 
@@ -23,6 +23,14 @@ def write_records(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
         parquet.write_table(pyarrow.Table.from_pylist([dict(row) for row in rows]), path)
     else:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_task(folder: Path) -> Path:
+    """Make the folder of a task whose model and data exist, so that nothing is made and only a word may be wrong."""
+    (folder / "model").mkdir(parents=True)
+    for split in ("train", "val"):
+        write_records(folder / "data" / f"{split}.parquet", [{"prompt": "1 + 1 ="}])
+    return folder
 
 
 def logged(run: Path) -> list[dict[str, Any]]:

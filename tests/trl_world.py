@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -108,20 +107,41 @@ def assert_accounts_sum(metrics: dict[str, float]) -> None:
     assert sum(found) == metrics["accounts/generated_rollouts"]
 
 
-def measured_round(one: Any) -> tuple[Callable[..., Any], list[float]]:
-    """Return the trainer's round of generation, and a list that each round adds to.
+def engine_errors(one: Any) -> list[float]:
+    """Return a list that every later round adds to.
 
-    The list has for each answer how far the log-probs that the engine returned are from the model's own.
+    It has for each answer how far the log-probs that the engine returned are from the model's own, tools' tokens left
+    out.
     """
     generate, errors = one._generate_round, []
 
     def generated(*args: Any) -> Any:
         made = generate(*args)
-        own = one._log_probs(made[1])
-        errors.extend(float((a - row.tensors[SAMPLED]).abs().max()) for a, row in zip(own, made[1], strict=True))
+        for own, row in zip(one._log_probs(made[1]), made[1], strict=True):
+            errors.append(float(((own - row.tensors[SAMPLED]) * row.tensors.get("tool_mask", 1)).abs().max()))
         return made
 
-    return generated, errors
+    one._generate_round = generated
+    return errors
+
+
+def rows_of(one: Any) -> list[Any]:
+    """Return a list that every row of a later round is added to."""
+    generate, rows = one._generate_round, []
+
+    def generated(*args: Any) -> Any:
+        made = generate(*args)
+        rows.extend(made[1])
+        return made
+
+    one._generate_round = generated
+    return rows
+
+
+def collect(one: Any) -> None:
+    """Have the trainer put its next batch together."""
+    one.model.train()
+    one.collection.collect(one._generate_round, one._log_probs, one._rewards())
 
 
 def losses(one: GRPOTrainer) -> list[float]:

@@ -216,14 +216,7 @@ class Queue:
     verl's functions pack and unpack the rows.
     """
 
-    STANDS_FOR = (
-        "kv_batch_get",
-        "kv_batch_put",
-        "async_kv_batch_put",
-        "async_kv_put",
-        "kv_list",
-        "kv_clear",
-    )
+    STANDS_FOR = ("kv_batch_get", "kv_batch_put", "async_kv_batch_put", "async_kv_put", "kv_list", "kv_clear")
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rows: dict[str, dict[str, Any]] = {}
@@ -339,10 +332,10 @@ class Worker(StreamingWorker):
         self.single_turn = SingleTurn(self) if whole else None
 
     async def finish(self) -> list[Rollout | Failure]:
-        """Wait until every session that was started has ended; return the events, in the order of sessions."""
+        """Wait until every session that was started has ended; return the new events, in the order of sessions."""
         while self.background_tasks:
             await asyncio.gather(*self.background_tasks)
-        return sorted(await self.events(), key=lambda event: (event.uid, event.index))
+        return sorted((await self.so_far(False)).events, key=lambda event: (event.uid, event.index))
 
 
 def worker_config(reward: str, rewards: dict[str, Any] | None = None) -> DictConfig:

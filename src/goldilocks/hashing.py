@@ -38,7 +38,8 @@ def is_known(function: Any, sources: Sources) -> bool:
 def content_key(content: object) -> int:
     """Return a hash of 64 bits of a prompt's content: the same in every process, epoch and restart."""
     text = content if isinstance(content, str) else json.dumps(content, sort_keys=True, default=_written)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    written = text.encode("utf-8", "surrogatepass")  # a JSON file can hold half a surrogate pair
+    return int.from_bytes(hashlib.blake2b(written, digest_size=8).digest(), "little")
 
 
 def with_media(messages: object, media: Sequence[Any]) -> object:

@@ -1,4 +1,4 @@
-"""The vocabulary: everything that goes into the core and comes out of it.
+"""The vocabulary: everything that goes into the core and comes out of it, and the names of rows in payloads.
 
 Data is frozen and independent of policies, engines and trainers. A ``payload`` is opaque: the core carries it from the
 engine to the trainer. On a cluster it is a key into a store, so no tensor passes through the core.
@@ -7,6 +7,7 @@ engine to the trainer. On a cluster it is a key into a store, so no tensor passe
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -20,6 +21,7 @@ POSITIVE_THRESHOLD = 0.5  # the least reward that is a pass, unless adaptive_rol
 MIN_STD = 1e-6  # rewards closer than this do not differ: shaped rewards never give an exact zero
 OUTCOME = "acc"  # the metric by which a reward function says whether an answer is right
 REWARD = "reward"  # the name of the reward itself, among metrics
+ROW_KEY = re.compile(r"(?P<group>.+)_(?P<rollout>\d+)_(?P<part>\d+)")
 
 
 class Word(str, Enum):
@@ -233,3 +235,21 @@ def signal(group: Group) -> float:
     """Σ(r − r̄)² over the rollouts that are trained; the baseline r̄ is of all."""
     mean, _ = mean_and_std(group.rewards)
     return math.fsum((rollout.reward - mean) ** 2 for rollout in group.trained)
+
+
+def row_key(uid: str, rollout: int, part: int) -> str:
+    """Return verl's name for one row: a rollout of a group has a row for each part of its conversation."""
+    return f"{uid}_{rollout}_{part}"
+
+
+def split_row_key(key: str) -> tuple[str, int]:
+    """Return the group and the rollout that a row belongs to."""
+    found = ROW_KEY.fullmatch(key)
+    if found is None:
+        raise ValueError(f"{key!r} is not the name of a row: {{group}}_{{rollout}}_{{part}}")
+    return found["group"], int(found["rollout"])
+
+
+def part_of_row(key: str) -> int:
+    """Return which part of its rollout a row is."""
+    return int(key.rpartition("_")[2])

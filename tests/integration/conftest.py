@@ -7,6 +7,7 @@ import json
 import os
 import random
 import secrets
+import shutil
 import subprocess
 import sys
 import time
@@ -22,7 +23,7 @@ from goldilocks.engine.cpu import platform_env
 from goldilocks.launch import supervisor
 from goldilocks.tasks.arithmetic import Arithmetic
 from goldilocks.tasks.registry import write_split
-from goldilocks.tasks.tiny_model import copy_tiny_model
+from goldilocks.tasks.tiny_model import tiny_model
 
 PATIENCE_S = 800.0  # for what is sure to happen: a busy machine is not a mistake
 
@@ -198,7 +199,7 @@ def arithmetic(tmp_path_factory: pytest.TempPathFactory) -> Path:
     task = Arithmetic()
     write_split(root / "data", task.data_source, "train", task.problems("train", 64, 0))
     write_split(root / "data", task.data_source, "val", task.problems("val", 16, 0))
-    copy_tiny_model("arithmetic", root / "model")
+    shutil.copytree(tiny_model("arithmetic"), root / "model")
     return root
 
 
@@ -252,16 +253,12 @@ def _environment(folder: Path) -> dict[str, str]:
     token.touch(mode=0o600)
     token.write_text(secrets.token_hex(32))
     return {
-        **_inherited(),
+        **{key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"},
         **SETTINGS,
         "RAY_AUTH_TOKEN_PATH": str(token),
         "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
         supervisor.RUN: str(folder),
     }
-
-
-def _inherited() -> dict[str, str]:
-    return {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
 
 
 def _overrides(task: Task, root: Path, folder: Path) -> list[str]:

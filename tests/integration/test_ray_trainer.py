@@ -132,32 +132,3 @@ def test_the_guides_line_for_adaptive_rollouts_on_two_ranks_judged_by_the_final_
     assert sizes == {2, 5}
     assert min(step["adaptive_rollout/min_rollouts_per_sample"] for step in run.steps) == 2
     assert run.steps[-1]["accounts/rejected/no_variance_after_kl_rollouts"] > 0
-
-
-@pytest.mark.slow
-def test_a_run_ends_with_its_budget_and_replaces_what_the_batch_filter_refuses(
-    launch: Launch, dump: Path, tmp_path: Path
-) -> None:
-    run = launch(
-        "trainer.use_v1=False",
-        "trainer.total_training_steps=50",
-        "trainer.save_freq=100",
-        f"trainer.rollout_data_dir={dump}",
-        "+batch_filter.enable_two_gate_filter=True",
-        "+batch_filter.sample_oversampling_factor=2.0",
-        "+goldilocks.budget.rollouts=300",
-        program=["-m", "goldilocks.main_ppo"],
-    )
-    assert run.status == 0, run.tail()
-    spent = [step["budget/spent"] for step in run.steps if "budget/spent" in step]
-    assert len(spent) > 1
-    assert spent[-2] < 1 <= spent[-1]
-    last = run.steps[-1]
-    assert last["accounts/rejected_rollouts"] > 0
-    for number in range(1, len(spent) + 1):
-        groups = trained_groups(dump, number)
-        assert len(groups) == 8
-        assert min(map(pstdev, groups.values())) > 0
-    assert all(step["filter/gate1_missing_tensors"] == 0 for step in run.steps)
-    saved = [path.parent.name for path in tmp_path.rglob("goldilocks.npz")]
-    assert saved == [f"global_step_{len(spent)}"]  # the update that reached the budget

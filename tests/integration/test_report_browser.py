@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +17,7 @@ from goldilocks.lab.compare.pictures import make_opening
 from goldilocks.lab.compare.study import Results
 from goldilocks.lab.compare.table import make_table
 from goldilocks.lab.report import write_report
-from goldilocks.lab.report.page import LiveReport, LiveServer, Opening
+from goldilocks.lab.report.page import Opening
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason=WHY_NOT)
 
@@ -68,7 +65,6 @@ def show(browser: webdriver.Chrome, address: str, size: tuple[int, int] = DESK, 
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     feature = {"name": "prefers-color-scheme", "value": theme}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
-    browser.get("about:blank")  # a live page asks for its server until it is left
     browser.get_log("browser")  # what an earlier page said is not this one's
     browser.get(address)
     wait(lambda: script(browser, "return document.documentElement.dataset.drawn"))
@@ -87,7 +83,7 @@ def search(browser: webdriver.Chrome, text: str) -> WebElement:
 
 
 @pytest.mark.parametrize(("size", "theme"), [(DESK, "light"), (PHONE, "dark")], ids=["desk-light", "phone-dark"])
-@pytest.mark.parametrize(("name", "plots"), [("one", 17), ("two", 21), ("begun", 14), ("empty", 0), ("study", 7)])
+@pytest.mark.parametrize(("name", "plots"), [("one", 15), ("two", 19), ("begun", 13), ("empty", 0), ("study", 3)])
 def test_every_plot_is_drawn_within_the_page_and_the_console_is_silent(
     browser: webdriver.Chrome, pages: dict[str, Path], name: str, plots: int, size: tuple[int, int], theme: str
 ) -> None:
@@ -106,9 +102,9 @@ def test_the_arms_of_a_study_are_drawn_once_they_are_unfolded(
     browser: webdriver.Chrome, pages: dict[str, Path]
 ) -> None:
     show(browser, pages["study"].as_uri())
-    assert len(script(browser, UNDRAWN)) == 21
+    assert len(script(browser, UNDRAWN)) == 19
     browser.find_element(By.CSS_SELECTOR, "#arms > summary").click()
-    wait(lambda: script(browser, "return document.documentElement.dataset.drawn") == "28")
+    wait(lambda: script(browser, "return document.documentElement.dataset.drawn") == "22")
     assert script(browser, UNDRAWN) == []
     assert browser.get_log("browser") == []
 
@@ -166,48 +162,3 @@ def test_light_and_dark_are_two_pages_to_look_at(browser: webdriver.Chrome, page
     wait(lambda: colours()[1] != light[1])
     assert colours()[0] != light[0]
     assert browser.get_log("browser") == []
-
-
-@pytest.fixture
-def live(runs: list[Path], tmp_path: Path) -> Iterator[tuple[LiveServer, Path]]:
-    """A server of a run of which half is written."""
-    growing = Path(shutil.copytree(runs[0], tmp_path / "growing"))
-    lines = (growing / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (growing / "metrics.jsonl").write_text("".join(lines[: len(lines) // 2]))
-    with LiveServer(LiveReport([growing]), 0) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield server, growing
-        server.shutdown()
-        thread.join()
-
-
-def test_a_live_page_grows_with_the_run_and_stays_where_it_was(
-    browser: webdriver.Chrome, live: tuple[LiveServer, Path], runs: list[Path]
-) -> None:
-    server, growing = live
-    show(browser, server.address)
-    version = script(browser, "return document.getElementById('report').dataset.version")
-    updates = "return document.querySelector('.tiles div:nth-child(3) dd').textContent"
-    before = int(script(browser, updates))
-    search(browser, "minus")
-    script(browser, "document.querySelector('#answers details').open = false; scrollTo(0, 2345)")
-    shutil.copy(runs[0] / "metrics.jsonl", growing / "metrics.jsonl")
-    wait(lambda: script(browser, "return document.getElementById('report').dataset.version") != version)
-    wait(lambda: not script(browser, UNDRAWN))
-    assert before < int(script(browser, updates)) == 24
-    assert script(browser, "return scrollY") == 2345
-    assert script(browser, "return document.getElementById('search').value") == "minus"
-    assert rows(browser) == [HOSTILE]
-    assert not script(browser, "return document.querySelector('#answers details').open")
-    assert browser.get_log("browser") == []
-
-
-def test_a_live_page_says_when_its_server_is_gone(browser: webdriver.Chrome, live: tuple[LiveServer, Path]) -> None:
-    server, _ = live
-    show(browser, server.address)
-    assert browser.find_element(By.ID, "status").text == "live"
-    server.shutdown()
-    server.server_close()
-    wait(lambda: "gone" in browser.find_element(By.ID, "status").text)
-    assert script(browser, UNDRAWN) == []

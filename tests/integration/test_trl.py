@@ -18,23 +18,20 @@ from goldilocks.core import Exhausted
 from goldilocks.drive.driver import MAX_REFILLS
 from goldilocks.runs.checkpoints import last_whole
 
-SECTIONS: list[dict[str, Any]] = [{}, {"goldilocks": {}}, {"filter_groups": {"enable": False}}]
 
-
-def assert_same_training(out: Path, sections: dict[str, Any], **chosen: Any) -> None:
-    theirs = world.run(out / "theirs", ours=False, **chosen)
-    world.assert_same_training(world.run(out / "ours", sections, **chosen), theirs)
-
-
-@pytest.mark.parametrize("sections", SECTIONS, ids=["no section", "empty section", "disabled"])
-def test_with_everything_off_it_trains_what_trl_trains(sections: dict[str, Any], tmp_path: Path) -> None:
+def test_with_everything_off_it_trains_what_trl_trains(tmp_path: Path) -> None:
     """Over an epoch's end, where TRL drops what makes no whole batch."""
-    assert_same_training(tmp_path, sections, data=world.dataset(10))
+    theirs = world.run(tmp_path / "theirs", ours=False, data=world.dataset(10))
+    off: list[dict[str, Any]] = [{}, {"goldilocks": {}}, {"filter_groups": {"enable": False}}]
+    for place, sections in enumerate(off):
+        world.assert_same_training(world.run(tmp_path / str(place), sections, data=world.dataset(10)), theirs)
 
 
 def test_with_everything_off_batches_are_split_accumulated_and_used_again_as_in_trl(tmp_path: Path) -> None:
     chosen = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 4}
-    assert_same_training(tmp_path, {"goldilocks": {}}, num_iterations=2, beta=0.1, max_steps=9, **chosen)
+    chosen |= {"num_iterations": 2, "beta": 0.1, "max_steps": 9}
+    theirs = world.run(tmp_path / "theirs", ours=False, **chosen)
+    world.assert_same_training(world.run(tmp_path / "ours", {"goldilocks": {}}, **chosen), theirs)
 
 
 def test_dynamic_sampling_trains_full_batches_of_groups_that_differ_and_the_run_becomes_a_report(
@@ -154,22 +151,11 @@ def test_a_reward_that_is_no_list_of_numbers_is_said_by_its_function(
         trainer.train()
 
 
-def test_a_section_that_has_no_keys_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="filter_groups=True is not accepted: a section of keys"):
-        world.trainer(tmp_path, sections={"filter_groups": True})
-
-
-@pytest.mark.parametrize(("policy", "groups"), [("backfill", 4), ("shrink", 0)])
-def test_underfill_policies(policy: str, groups: int, tmp_path: Path) -> None:
-    filter_groups = {"enable": True, "max_num_gen_batches": 1, "on_exhausted": policy}
-    trainer = world.trainer(tmp_path, sections={"filter_groups": filter_groups}, reward_funcs=never, max_steps=1)
-    if groups:
-        trainer.train()
-        assert len(batches_of(tmp_path)[0]) == groups
-        assert world.losses(trainer) == [0.0]
-    else:  # there is nothing at all to train on
-        with pytest.raises(Exhausted):
-            trainer.train()
+def test_dropped_groups_fill_a_batch_up_and_train_nothing(tmp_path: Path) -> None:
+    filter_groups = {"enable": True, "max_num_gen_batches": 1, "on_exhausted": "backfill"}
+    trainer = world.run(tmp_path, {"filter_groups": filter_groups}, reward_funcs=never, max_steps=1)
+    assert len(batches_of(tmp_path)[0]) == 4
+    assert world.losses(trainer) == [0.0]
 
 
 def test_several_reward_functions_peft_and_evaluation_are_trls(tmp_path: Path) -> None:
@@ -280,19 +266,3 @@ def test_a_reward_without_acc_that_hangs_once_costs_a_recipe_one_rollout(tmp_pat
     trained = [line["data"] for line in lines if "train/rollout_failures" in line["data"]]
     assert [line["train/rollout_failures/non_finite_reward"] for line in trained[:1]] == [1]
     assert trained[-1]["accounts/failed_rollouts"] == 1
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["trainer=trll"], r"trainer='trll' is not accepted: one of verl, trl \(did you mean 'trl'\?\)"),
-        (["trainer=trl", "algorithm.adv_estimator=gae"], r"algorithm\.adv_estimator='gae' is not accepted: grpo"),
-        (["trainer=trl", "trainer.nnodes=2"], r"trainer\.nnodes=2 is not accepted: 1 with trainer=trl"),
-    ],
-)
-def test_what_trl_cannot_do_is_an_error_that_names_the_key(words: list[str], message: str) -> None:
-    from goldilocks.config.recipes import choose, compose_config
-    from goldilocks.launch import on_trl
-
-    with pytest.raises(ValueError, match=message):
-        on_trl.arguments(compose_config(choose(words, "cpu")))

@@ -68,8 +68,7 @@ def watched(out: Path, sections: dict[str, Any], **chosen: Any) -> Watching:
     return made
 
 
-@pytest.mark.parametrize("only_signal", [False, True])
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize(("accumulation", "only_signal"), [(1, False), (2, True)])
 def test_later_mini_batches_and_epochs_compare_with_the_policy_that_wrote_the_token(
     tmp_path: Path, accumulation: int, only_signal: bool
 ) -> None:

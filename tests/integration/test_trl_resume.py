@@ -81,9 +81,8 @@ def test_a_run_that_was_over_makes_no_update_when_it_is_started_again(end: str, 
 
 def engine_error(trainer: Any) -> float:
     """Return how far the log-probs of the engine's next answers are from the model's own."""
-    generated, found = world.measured_round(trainer)
-    trainer.model.train()
-    trainer.collection.collect(generated, trainer._log_probs, trainer._rewards())
+    found = world.engine_errors(trainer)
+    world.collect(trainer)
     return max(found)
 
 

@@ -14,7 +14,6 @@ from datasets import Dataset
 from documented_metrics import undocumented
 
 from goldilocks.tasks.tiny_model import ASSISTANT, END, USER, build, character_tokenizer
-from goldilocks.trl.rows import SAMPLED
 
 TEMPLATE = (
     "{% for message in messages %}{% if message['role'] == 'assistant' %}" + ASSISTANT + "{{ message['content'] }}"
@@ -101,24 +100,11 @@ def trainer(out: Path, sections: dict[str, Any] | None = None, ours: bool = True
     return world.trainer(out, ours=ours, sections=sections, **options)
 
 
-def rows_of(one: Any) -> list[Any]:
-    """Return a list that every row of a later round is added to."""
-    generate, rows = one._generate_round, []
-
-    def generated(*args: Any) -> Any:
-        made = generate(*args)
-        rows.extend(made[1])
-        return made
-
-    one._generate_round = generated
-    return rows
-
-
 def test_with_everything_off_it_trains_what_trl_trains(tmp_path: Path) -> None:
     theirs = trainer(tmp_path / "theirs", ours=False)
     theirs.train()
     ours = trainer(tmp_path / "ours", {"goldilocks": {}})
-    rows = rows_of(ours)
+    rows = world.rows_of(ours)
     ours.train()
     world.assert_same_training(ours, theirs)
     assert any(row.tool_tokens for row in rows)
@@ -129,7 +115,7 @@ def test_tools_tokens_are_not_generated_and_not_trained(engine: dict[str, Any], 
     """Also where TRL masks truncated answers as a whole: they were generated all the same."""
     sections = {"filter_groups": {"enable": True, "max_carry_steps": 2}, "gen_batch_size": 8, **engine}
     one = trainer(tmp_path, sections, mask_truncated_completions=True, max_steps=3)
-    rows = rows_of(one)
+    rows = world.rows_of(one)
     one.train()
     last = [record for record in one.state.log_history if "loss" in record][-1]
     assert any(row.tool_tokens for row in rows)
@@ -148,19 +134,10 @@ def test_tools_tokens_are_not_generated_and_not_trained(engine: dict[str, Any], 
 
 def test_the_engine_answers_every_turn_with_the_weights_of_now(tmp_path: Path) -> None:
     one = trainer(tmp_path, {"goldilocks": {}, "engine_slots": 8})
-    generate, errors, turns = one._generate_round, [], []
-
-    def measured(*args: Any) -> Any:
-        made = generate(*args)
-        for own, row in zip(one._log_probs(made[1]), made[1], strict=True):
-            errors.append(float(((own - row.tensors[SAMPLED]) * row.tensors["tool_mask"]).abs().max()))
-            turns.append(len(row.completion))
-        return made
-
-    one._generate_round = measured
+    errors, rows = world.engine_errors(one), world.rows_of(one)
     one.train()
     assert max(errors) < 1e-4
-    assert max(turns) >= 3  # a call, its answer, and what was written after it
+    assert max(len(row.completion) for row in rows) >= 3  # a call, its answer, and what was written after it
     texts = [str(row) for row in one._logs["completion"]]
     assert len(set(texts)) > len(texts) / 2  # conversations of one prompt have noise of their own
 
@@ -173,7 +150,7 @@ def test_an_environment_rewards_its_own_rollout_and_a_run_goes_on(tmp_path: Path
     }
     chosen = {"environment_factory": Counter, "reward_funcs": None, "max_steps": 4}
     one = trainer(tmp_path, sections, save_strategy="steps", save_steps=2, **chosen)
-    rows = rows_of(one)
+    rows = world.rows_of(one)
     one.train()
     calls = [sum(message["role"] == "tool" for message in row.completion) for row in rows]
     assert any(calls)
@@ -195,7 +172,7 @@ def test_several_environments_train_rows_that_have_no_prompt(tmp_path: Path) -> 
     chosen = {"environment_factory": {"counter": Counter, "backwards": Backwards}, "reward_funcs": None}
     sections = {"filter_groups": {"enable": True}, "goldilocks": {"selector": "thompson"}, "gen_batch_size": 8}
     one = trainer(tmp_path, sections, data=Dataset.from_list(rows), **chosen)
-    made = rows_of(one)
+    made = world.rows_of(one)
     one.train()
     asked = {row.prompt[-1]["content"] for row in made}
     assert {True, False} == {text.startswith("=") for text in asked}

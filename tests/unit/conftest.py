@@ -1,15 +1,17 @@
-"""What makes many small tests cheap: nothing here changes what a test sees."""
+"""How a coroutine is a test, and what makes many small tests cheap: nothing of it changes what a test sees."""
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import functools
 import gc
 import importlib.metadata
+import inspect
 import logging
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +24,35 @@ from hydra._internal import defaults_list
 from hydra._internal.defaults_list import DefaultsList, Overrides
 from omegaconf import DictConfig, OmegaConf, _utils, base, flag_override
 
+from goldilocks.cli import main
 from goldilocks.config import recipes
+
+PATIENCE_S = 600.0  # for a coroutine that waits for what is sure to happen: it fails, and does not hang
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine function in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    fixtures = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**fixtures), PATIENCE_S))
+    return True
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[[list[str]], str]:
+    """``refused(words)`` gives the command words that it refuses; returns the one line that it says."""
+
+    def said(words: list[str]) -> str:
+        capsys.readouterr()  # what was printed before
+        assert main(words) == 2
+        printed = capsys.readouterr()
+        assert (printed.out, printed.err.count("\n")) == ("", 1)
+        return printed.err
+
+    return said
+
 
 gc.disable()  # importing verl and its company makes a million objects, all of which stay
 # transformers, TRL and others each read every package's list of files when they are imported.

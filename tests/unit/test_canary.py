@@ -7,7 +7,6 @@ stand-in of the tests and what calls it.
 from __future__ import annotations
 
 import ast
-import asyncio
 import functools
 import importlib
 import importlib.util
@@ -94,13 +93,10 @@ def test_verls_servers_are_asked_as_ours_is(module: str, server: str) -> None:
     assert [argument.arg for argument in generate.args.args][1 : 1 + len(ours)] == ours
 
 
-def test_the_worker_of_the_tests_has_what_verls_constructor_sets() -> None:
-    async def attributes() -> set[str]:
-        return set(vars(Worker(whole=False)))
-
+async def test_the_worker_of_the_tests_has_what_verls_constructor_sets() -> None:
     kinds = (AgentLoopWorker, AgentLoopWorkerTQ.__ray_metadata__.modified_class)
     assigned = {name for kind in kinds for name in ASSIGNED.findall(inspect.getsource(kind.__init__))}
-    assert assigned - asyncio.run(attributes()) == set(Worker.LEFT_OUT)
+    assert assigned - set(vars(Worker(whole=False))) == set(Worker.LEFT_OUT)
 
 
 # -- sources that code of ours was written for -------------------------------------------------------------------------

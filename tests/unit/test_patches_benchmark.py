@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,7 +47,7 @@ def test_a_name_that_is_no_switch_is_refused() -> None:
         patches.switched_off("messages+quicker")
 
 
-def test_a_worker_finds_the_switches_of_what_is_no_patch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_finds_the_switches_of_what_is_no_patch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
     from goldilocks.verl.dispatch import client, single_turn, worker
@@ -58,9 +57,6 @@ def test_a_worker_finds_the_switches_of_what_is_no_patch(tmp_path: Path, monkeyp
             @staticmethod
             async def remote(request_id: str, **asked: Any) -> Any:
                 return asked["prompt_ids"]
-
-    async def answers() -> list[Any]:
-        return [one async for part in client.exchanged(Server, [("a", [1], {}), ("b", [2], {})]) for one in part]
 
     base = AgentLoopWorkerTQ.__ray_metadata__.modified_class
     monkeypatch.setattr(base, "__init__", lambda self: None)
@@ -75,7 +71,8 @@ def test_a_worker_finds_the_switches_of_what_is_no_patch(tmp_path: Path, monkeyp
     assert ours.single_turn is made
     board.set([switches.SINGLE_TURN, switches.MESSAGES])
     assert ours.single_turn is None
-    assert sorted(asyncio.run(answers())) == [("a", [1]), ("b", [2])]
+    answers = [one async for part in client.exchanged(Server, [("a", [1], {}), ("b", [2], {})]) for one in part]
+    assert sorted(answers) == [("a", [1]), ("b", [2])]
     rollout = SimpleNamespace(name="transformers", full_determinism=False)
     assert worker.seeded({}, rollout, 0, 1)["max_tokens"] == 4
     assert board.asked == sorted([switches.SINGLE_TURN, switches.MESSAGES], key=switches.NAMES.index)

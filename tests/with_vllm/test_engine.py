@@ -105,7 +105,7 @@ def test_a_message_with_outputs_of_many_steps_has_one_part() -> None:
     from vllm.v1.outputs import LogprobsLists
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-    from goldilocks.verl.patches.held_outputs import TOGETHER, HeldOutputs, inline_array
+    from goldilocks.verl.patches.vllm import TOGETHER, HeldOutputs, inline_array
 
     sent: list[Any] = []
     request = SimpleNamespace(sampling_params=SamplingParams(detokenize=False))

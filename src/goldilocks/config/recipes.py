@@ -254,12 +254,18 @@ def compose_config(choice: Choice, extra: Sequence[str] = ()) -> DictConfig:
             raise ValueError(_explain(error, base, choice.overrides)) from None
 
 
-def verl_defaults() -> DictConfig:
-    """Compose verl's config alone: what every key is where nobody has set it."""
+def verl_defaults(*overrides: str) -> DictConfig:
+    """Compose verl's config alone: what every key is where nobody has set it. Hydra may have started this script."""
     from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
 
-    with initialize_config_dir(str(_verl_config()), version_base=None):
-        return compose("ppo_trainer")
+    running = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(_verl_config()), version_base=None):
+            return compose("ppo_trainer", overrides=list(overrides))
+    finally:
+        GlobalHydra.instance().hydra = running
 
 
 def quoted(value: object) -> str:
@@ -279,17 +285,11 @@ def _explain(error: Exception, base: DictConfig, overrides: Sequence[str]) -> st
             if (last := key.rpartition(".")[2]) in ANSWERS:
                 return f"{override} is not accepted: {ANSWERS[last]}"
             require(key not in ELSEWHERE, key, override.partition("=")[2], ELSEWHERE.get(key, ""))
-            near = _nearest_keys(key, keys)
+            same_end = [known for known in keys if known.rpartition(".")[2] == last]
+            near = list(dict.fromkeys(closest(key, same_end, likeness=0) + closest(key, keys)))[:3]
             hint = f"; nearest: {', '.join(near)}" if near else "; no key is like it"
             return f"unknown key {key!r} in {override!r}{hint}. To add a key that verl does not have, write +{override}"
     return " ".join(str(error).split())
-
-
-def _nearest_keys(key: str, keys: Sequence[str]) -> list[str]:
-    """Return up to three similar keys; those with the same last word come first."""
-    last = key.rsplit(".", 1)[-1]
-    same_end = [known for known in keys if known.rsplit(".", 1)[-1] == last]
-    return (closest(key, same_end, likeness=0) + closest(key, keys))[:3]
 
 
 def _verl_config() -> Path:

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar, get_origin, get_type_hints
 
+from goldilocks.core.limits import Budget
 from goldilocks.core.strata import StrataSettings
 from goldilocks.dotted_keys import value_at
 from goldilocks.errors import refuse_unknown, require, require_type
-from goldilocks.runs.costs import Budget
 from goldilocks.types import POSITIVE_THRESHOLD, REWARD, Cost, Word
 
 S = TypeVar("S")

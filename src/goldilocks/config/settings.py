@@ -26,6 +26,7 @@ from goldilocks.core import Beliefs, Collector, Limits, Source, Surplus
 from goldilocks.core.allocators import Adaptive, Allocator, Fixed, Sequential, build_allocator
 from goldilocks.core.effects import Division
 from goldilocks.core.filters import Everything, Filter, Variance, build_filter
+from goldilocks.core.limits import Budget
 from goldilocks.core.selectors import Selector, build_selector
 from goldilocks.core.strata import StrataSettings
 from goldilocks.dotted_keys import value_at
@@ -37,7 +38,6 @@ from goldilocks.filtering.config import (
     REJECTION_SAMPLE,
     PPOFilterConfig,
 )
-from goldilocks.runs.costs import Budget
 from goldilocks.runs.history import belief_name, metric_name
 from goldilocks.types import MIN_STD, REWARD, Cost, OnExhausted, OnFull
 
@@ -154,12 +154,6 @@ class Settings:
         once = factor == 1 or not self.gen_batch_size
         accepted = f"1 with data.gen_batch_size={self.gen_batch_size}, which says the same"
         require(once, "batch_filter.prompt_oversampling_factor", factor, accepted)
-
-    @property
-    def own_policies(self) -> dict[str, str]:
-        """The user's own policies, by key."""
-        named = {f"goldilocks.{kind}": getattr(self.policies, kind) for kind in ("selector", "allocator", "filter")}
-        return {key: name for key, name in named.items() if isinstance(name, str) and ":" in name}
 
     @property
     def batch_filter_config(self) -> PPOFilterConfig | None:
@@ -338,10 +332,20 @@ class Settings:
         return Variance(self.outcome, least, self.adaptive.positive_threshold)
 
     def _gen_batch_size(self) -> int | None:
-        """Return how many prompts are chosen at a time: more than a batch if prompts are oversampled."""
-        if self.gen_batch_size or not self.batch_filter_config:
+        """Return how many prompts are chosen at a time: more than a batch if they are oversampled, or begun ahead."""
+        if self.gen_batch_size is not None:
             return self.gen_batch_size
-        return self.batch_filter_config.prompts_to_generate(self.train_batch_size)
+        if self.batch_filter_config:
+            return self.batch_filter_config.prompts_to_generate(self.train_batch_size)
+        return 2 * self.train_batch_size if self._begins_ahead else None
+
+    @property
+    def _begins_ahead(self) -> bool:
+        """Whether groups of the next batch are begun while this one is filled.
+
+        Chunks of a group wait for one another: with one batch of them open, most slots of an engine stay empty.
+        """
+        return isinstance(self.allocator(), Sequential) and self.surplus().max_carry_steps > 1
 
     def _without_effect(self) -> list[tuple[str, object, str]]:
         """Return the keys that are set and not read, with their values and the settings that would read them."""
@@ -379,20 +383,17 @@ class Settings:
         """
         for key, value, needed in self._without_effect():
             logger.warning("%s%s=%r has no effect: it is read with %s", f"{name}: " if name else "", key, value, needed)
-        allocator, surplus = self.allocator(), self.surplus()
-        # Chunks that wait for one another leave slots idle at the end of a batch: groups of the next are begun in them.
-        grows = isinstance(allocator, Sequential) and surplus.max_carry_steps > 1
         return Collector(
             source,
             self.selector(),
-            allocator,
+            self.allocator(),
             self.filter(),
             target_groups=self.train_batch_size,
             gen_batch_size=self._gen_batch_size(),
             limits=self.limits(),
-            surplus=surplus,
+            surplus=self.surplus(),
             beliefs=self.beliefs(source),
-            ahead=self.train_batch_size // 2 if grows else 0,
+            ahead=self.train_batch_size // 2 if self._begins_ahead else 0,
             order=order,
             repeat=repeat,
             seed=self.seed,

@@ -39,6 +39,14 @@ class Allocator(Policy):
         More than it has: the difference is requested. No more: the group is complete.
         """
 
+    @property
+    def most(self) -> int | None:
+        """How many rollouts a group can have at most; None: as many as ``wanted`` says at any time.
+
+        A rollout that failed too often takes a place of these.
+        """
+        return None
+
     def trained(self, group: Group, beliefs: Beliefs) -> Sequence[Rollout]:
         """Return the rollouts of a kept group to train on; its baseline comes from all of them."""
         return group.rollouts
@@ -145,6 +153,10 @@ class Adaptive(Allocator):
         """The first ask: a group of one rollout cannot be judged."""
         return max(self.min_rollouts, 2)
 
+    @property
+    def most(self) -> int:
+        return self.max_n
+
     def first(self, rows: np.ndarray, beliefs: Beliefs) -> Sequence[int]:
         return [self.opening] * len(rows)
 
@@ -207,7 +219,11 @@ class Sequential(Allocator):
     @property
     def price(self) -> float:
         """What the run earns for a unit of cost; 0, so that nothing is given up, until it has earned a little."""
-        return self._earned / self._paid if self._earned >= ENOUGH else 0.0
+        return self._earned / self._paid if self._earned >= ENOUGH and self._paid else 0.0
+
+    @property
+    def most(self) -> int:
+        return self.n
 
     def first(self, rows: np.ndarray, beliefs: Beliefs) -> Sequence[int]:
         if not self.price:

@@ -98,7 +98,8 @@ class Beliefs:
 
     def differs(self, group: Group) -> bool:
         """Return whether the metric of the group's rollouts differs."""
-        return len(group) > 1 and mean_and_std(group.values(self.metric))[1] > MIN_STD
+        values = group.values(self.metric)
+        return len(set(values)) > 1 and mean_and_std(values)[1] > MIN_STD  # asked of every chunk, and most agree
 
     def paid(self, group: Group) -> float:
         """Return what a group has cost, in the unit of ``cost``."""

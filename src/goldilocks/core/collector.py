@@ -37,16 +37,15 @@ from typing import Any
 
 import numpy as np
 
-from goldilocks.core.accounts import Accounts, PausedRollouts
+from goldilocks.core.accounts import Accounts, FiniteMetrics, PausedRollouts, StepStatistics
 from goldilocks.core.allocators import Allocator
 from goldilocks.core.beliefs import Beliefs
 from goldilocks.core.filters import Filter
 from goldilocks.core.judged_groups import JudgedGroups
-from goldilocks.core.limits import Exhausted, Limits, Surplus
+from goldilocks.core.limits import Exhausted, KeepRate, Limits, Surplus
 from goldilocks.core.open_groups import OpenGroup, OpenGroups, PromptQueue, find_prompt, group_name, was_issued
 from goldilocks.core.selectors import Selector
 from goldilocks.core.source import IssuedVisits, KeyedPositions, PromptOrder, Source
-from goldilocks.core.statistics import FiniteMetrics, KeepRate, StepStatistics
 from goldilocks.errors import require
 from goldilocks.sheet import Sheet
 from goldilocks.types import (
@@ -64,13 +63,11 @@ from goldilocks.types import (
     mean_and_std,
 )
 
-STATE_LAYOUT = 5  # raised when ``state_dict`` changes its meaning
+STATE_LAYOUT = 6  # raised when ``state_dict`` changes its meaning
 
 # The attributes that are saved, but for the statistics: each has ``state_dict`` and ``load_state_dict``.
-_PARTS = (
-    *("beliefs", "accounts", "selector", "allocator", "filter"),
-    *("_order", "_queue", "_keep_rate", "_issued", "_paused"),
-)
+_POLICIES = ("selector", "allocator", "filter")
+_PARTS = ("beliefs", "accounts", *_POLICIES, "_order", "_queue", "_keep_rate", "_issued", "_paused")
 _PARTS_WITH_GROUPS = ("_judged", "_open")  # loading these finds prompts
 
 
@@ -126,7 +123,7 @@ class Collector:
         self.last_failure: Failure | None = None
 
         spare = target_groups if self.limits.on_exhausted is OnExhausted.BACKFILL else 0
-        self._order = PromptOrder(size, seed=seed, repeat=repeat, order=order)
+        self._order = PromptOrder(size, seed=seed, repeat=repeat, order=order, keys=self.beliefs.keys)
         self._queue = PromptQueue(self._order, selector, allocator, self.beliefs, batch=self.gen_batch_size, seed=seed)
         self._judged = JudgedGroups(
             self.accounts, self._order, lambda group: allocator.trained(group, self.beliefs), spare=spare
@@ -293,6 +290,12 @@ class Collector:
         return self._judged.in_hand
 
     @property
+    def trained(self) -> list[Group]:
+        """The groups of the batch in hand that have a gradient: those that do not only fill it up."""
+        backfilled = self.backfilled
+        return [group for group in self.in_hand if group.uid not in backfilled]
+
+    @property
     def backfilled(self) -> set[str]:
         """The groups of the batch in hand that only fill it up, and are not to be judged again."""
         return self._judged.backfilled
@@ -337,7 +340,7 @@ class Collector:
             "train/groups_carried": len(self._judged),
             "train/groups_open": len(self._open),
             "train/rollouts_paused": len(self._paused),
-            **self._statistics.batch_metrics(self._trained(), self.step),
+            **self._statistics.batch_metrics(self.trained, self.step),
             "data/epoch": self.prompts_issued / len(self.source),
             "data/prompts_issued": self.prompts_issued,
             **self.accounts.metrics(),
@@ -365,7 +368,7 @@ class Collector:
     # -- a step --------------------------------------------------------------------------------------------------------
 
     def _begin_step(self) -> None:
-        self.beliefs.trained(self._trained())
+        self.beliefs.trained(self.trained)
         self._paused.retain([name for name in self._paused.tokens if name[0] in self._open])
         self.step += 1
         self._owed = self.target_groups
@@ -373,10 +376,6 @@ class Collector:
         self._keep_rate.forget()
         self._statistics = StepStatistics(components={name: [0.0, 0] for name in self._components})
         self._statistics.expired = self._judged.begin_step(self.surplus.oldest(self.step))
-
-    def _trained(self) -> list[Group]:
-        """The groups of the batch in hand that have a gradient."""
-        return [group for group in self._judged.in_hand if group.uid not in self._judged.backfilled]
 
     def _requeue_open(self) -> None:
         """Return prompts of open groups that may not finish, or would then be too old, to the queue's head."""
@@ -430,9 +429,10 @@ class Collector:
     def _decide(self, open_group: OpenGroup) -> None:
         """Ask for more, or judge. Called when everything that was asked for has arrived or failed."""
         have = len(open_group.rollouts)
-        wanted = self.allocator.wanted(open_group.view(), self.beliefs) - open_group.lost if have else 0
-        if wanted > have:
-            self._open.want(open_group, wanted - have)
+        wanted = self.allocator.wanted(open_group.view(), self.beliefs) if have else 0
+        most = wanted if self.allocator.most is None else self.allocator.most
+        if (more := min(wanted, most - open_group.lost) - have) > 0:
+            self._open.want(open_group, more)
         else:
             self._close(open_group)
 

@@ -1,14 +1,17 @@
-"""What a step may cost, what happens to groups beyond the batch, and the error of a step that cannot be filled."""
+"""What a step and a run may cost, how much to ask for, what happens to groups beyond the batch, and ``Exhausted``."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
-from goldilocks.core.statistics import KeepRate, StepStatistics, in_words
+from goldilocks.core.accounts import StepStatistics, in_words
 from goldilocks.errors import require
 from goldilocks.types import OnExhausted, OnFull
 
+PRIOR_WEIGHT = 4.0  # groups that the user's expectation of the keep rate counts as
+FORGETTING = 0.9  # of the keep rate, per step: the policy moves, and the rate with it
 SLACK = 2.0  # standard deviations: a refill then nearly always suffices, and its surplus is carried
 
 
@@ -48,6 +51,79 @@ class Limits:
         if self.max_tokens_per_step is None or self.max_tokens_per_rollout is None:
             return left
         return min(left, (self.max_tokens_per_step - tokens) // self.max_tokens_per_rollout - in_flight)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """``goldilocks.budget``: what a run may cost.
+
+    verl ends a run after a number of updates. A budget ends it at the first update that has reached one of its costs.
+    """
+
+    rollouts: int | None = None
+    tokens: int | None = None
+    seconds: float | None = None
+    validations: int | None = None  # spread evenly over the cost, in the place of trainer.test_freq
+
+    def __post_init__(self) -> None:
+        for cost, amount in self.costs.items():
+            number = isinstance(amount, (int, float)) and math.isfinite(amount) and amount > 0
+            require(number, f"goldilocks.budget.{cost}", amount, "a number above 0, or null")
+        if self.validations is not None:
+            key, count = "goldilocks.budget.validations", self.validations
+            require(isinstance(count, int) and count >= 1, key, count, "1 or more, or null")
+            require(bool(self.costs), key, count, "null without a budget of rollouts, tokens, seconds")
+
+    @property
+    def costs(self) -> dict[str, float]:
+        """Return the costs that are bounded; a run without a budget has none."""
+        amounts = {"rollouts": self.rollouts, "tokens": self.tokens, "seconds": self.seconds}
+        return {cost: amount for cost, amount in amounts.items() if amount is not None}
+
+
+class KeepRate:
+    """An estimate, in (0, 1], of the share of groups that survive the filter. A refill is sized by it.
+
+    Before any group is judged, the user's ``gen_batch_size`` is the estimate: 1,536 prompts for 512 groups is a keep
+    rate of a third, and the first refill is then exactly one generation batch.
+    """
+
+    def __init__(self, prior: float) -> None:
+        self._prior = prior
+        self._kept = 0.0
+        self._judged = 0.0
+
+    @property
+    def value(self) -> float:
+        return (self._kept + PRIOR_WEIGHT * self._prior) / (self._judged + PRIOR_WEIGHT)
+
+    def prompts_for(self, groups: int, *, deviations: float) -> int:
+        """Return how many prompts to judge so that ``groups`` are kept, with this many standard deviations to spare.
+
+        The number kept of m prompts has mean mp and variance mp(1 − p): solve mp − d·√(mp(1 − p)) = groups for m.
+        """
+        p = self.value
+        spread = deviations / 2 * math.sqrt(p * (1 - p))
+        return math.ceil(((spread + math.sqrt(spread**2 + p * groups)) / p) ** 2 - 1e-9)
+
+    def observe(self, kept: bool) -> None:
+        self._judged += 1
+        self._kept += kept
+
+    def take_back(self, groups: int) -> None:
+        """Count groups that were rejected after all as not kept, so that the next refill asks for more."""
+        self._kept = max(self._kept - groups, 0.0)
+
+    def forget(self) -> None:
+        """Discount the counts at the end of a step."""
+        self._judged *= FORGETTING
+        self._kept *= FORGETTING
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kept": self._kept, "judged": self._judged}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._kept, self._judged = float(state["kept"]), float(state["judged"])
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,8 @@ class Ranked(Selector):
     explore: float = 0.1
     window: int = 262_144
     _informative: int = field(default=0, init=False)
-    _exploring: dict[int, tuple[float, float]] = field(default_factory=dict, init=False)  # believed, until judged
+    # By the key of the prompt, which finds it in data of another order: what was believed, until it is judged.
+    _exploring: dict[int, tuple[float, float]] = field(default_factory=dict, init=False)
     _explored: int = field(default=0, init=False)
     _differed: float = field(default=0.0, init=False)  # of the explored groups, those given up as chances
 
@@ -77,10 +78,11 @@ class Ranked(Selector):
         free = pool.is_free()
         # Rounded up as often as the fraction says: a tenth of a choice of four is one prompt in two choices of five.
         explored = pool.next(int(self.explore * k + rng.random()))
-        explored = np.sort(explored[free[explored]])
+        explored = np.unique(explored[free[explored]])  # where a pass ends, the next may begin with the same prompt
         free[explored] = False
         a, b = beliefs.posterior(explored)
-        self._exploring.update(zip(explored.tolist(), zip(a.tolist(), b.tolist(), strict=True), strict=True))
+        keys = beliefs.keys[explored].tolist()
+        self._exploring.update(zip(keys, zip(a.tolist(), b.tolist(), strict=True), strict=True))
         rows, window = np.flatnonzero(free), max(self.window, k)
         if len(rows) > window:
             rows = np.sort(rng.choice(rows, window, replace=False, shuffle=False))
@@ -88,7 +90,7 @@ class Ranked(Selector):
 
     def learn(self, group: Group, beliefs: Beliefs, *, informative: bool) -> None:
         self._informative += informative
-        believed = self._exploring.pop(group.prompt.index, None)
+        believed = self._exploring.pop(group.prompt.key, None)
         if believed is not None:
             same, other = believed if beliefs.passes(group) else believed[::-1]
             lacking = range(len(group), self.allocator.size()[1])
@@ -97,12 +99,12 @@ class Ranked(Selector):
             self._differed += 1.0 if informative else 1 - agree
 
     def state_dict(self) -> dict[str, Any]:
-        exploring = [(row, *believed) for row, believed in sorted(self._exploring.items())]
+        exploring = [(key, *believed) for key, believed in sorted(self._exploring.items())]
         counts = {"informative": self._informative, "explored": self._explored, "differed": self._differed}
         return {"exploring": exploring, **counts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._exploring = {row: (a, b) for row, a, b in state["exploring"]}
+        self._exploring = {key: (a, b) for key, a, b in state["exploring"]}
         self._informative, self._explored = state["informative"], state["explored"]
         self._differed = state["differed"]
 

@@ -100,9 +100,21 @@ class PromptOrder:
     The order of an epoch is a function of the epoch alone, so the cursor is its only state.
     """
 
-    def __init__(self, size: int, *, seed: int, repeat: bool, order: Callable[[int], np.ndarray] | None = None) -> None:
-        """``order`` returns the pass of each epoch; default: a permutation seeded by ``seed`` and the epoch."""
+    def __init__(
+        self,
+        size: int,
+        *,
+        seed: int,
+        repeat: bool,
+        order: Callable[[int], np.ndarray] | None = None,
+        keys: np.ndarray | None = None,
+    ) -> None:
+        """``order`` returns the pass of each epoch; default: a permutation seeded by ``seed`` and the epoch.
+
+        ``keys``: of the prompts, by which a saved state finds them; None: their places.
+        """
         self.size = size
+        self._keys = np.arange(size, dtype=np.uint64) if keys is None else keys
         self.epoch = 0
         self._position = 0
         self._order_of = order or (lambda epoch: np.random.default_rng([seed, epoch]).permutation(size))
@@ -147,13 +159,23 @@ class PromptOrder:
     def state_dict(self) -> dict[str, Any]:
         """Return the cursor and, without repeats, the prompts handed out. Holders of prompts claim them on loading."""
         spent = np.empty(0, dtype=np.int64) if self._repeat else np.flatnonzero(self._held)
-        return {"epoch": self.epoch, "position": self._position, "spent": spent}
+        return {
+            "epoch": self.epoch,
+            "position": self._position,
+            "spent": spent,
+            "keys": self._keys[spent],
+            "size": self.size,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.epoch, self._position = int(state["epoch"]), int(state["position"])
         self._order = self._order_of(self.epoch)
+        rows = KeyedPositions(self._keys).find(state["keys"], state["spent"])
+        moved = state["size"] != self.size or not np.array_equal(rows, state["spent"])
+        if moved and not self._repeat:  # other data: those not handed out may be anywhere in the pass
+            self._position = 0
         self._held[:] = 0
-        self._held[np.asarray(state["spent"], dtype=np.int64)] = 1
+        self._held[rows[rows >= 0]] = 1
 
 
 class IssuedVisits:

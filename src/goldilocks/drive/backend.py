@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from goldilocks.core.statistics import in_words
+from goldilocks.core.accounts import in_words
 from goldilocks.rewards import spent
 from goldilocks.types import Event, Failure, Paused, Request
 
@@ -52,6 +52,13 @@ class Backend(ABC):
     @abstractmethod
     def drain(self) -> None:
         """Return when nothing is being generated, cancelled rollouts included: the trainer needs the device."""
+
+    def up_to_saved_moment(self) -> Iterable[Event]:
+        """Return what has happened up to this moment; what is saved next of unfinished rollouts is of the same moment.
+
+        Where rollouts pause, one whose answer was complete may end while the trainer has the batch.
+        """
+        return ()
 
     @property
     def room(self) -> int | None:

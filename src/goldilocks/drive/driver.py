@@ -19,20 +19,23 @@ from __future__ import annotations
 import logging
 import math
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from goldilocks.core import Collector, Exhausted
+from goldilocks.core.accounts import Accounts
 from goldilocks.core.filters import Variance
+from goldilocks.core.limits import Budget
 from goldilocks.drive.backend import Backend
 from goldilocks.drive.gate import Gate, Metrics
 from goldilocks.drive.rows import RowStore
-from goldilocks.drive.stopwatch import Stopwatch
 from goldilocks.errors import require
 from goldilocks.rewards import RewardFailed
 from goldilocks.runs.checkpoints import FILE, load_state, save_state
-from goldilocks.runs.costs import Budget, Meter, closing
+from goldilocks.runs.costs import closing
 from goldilocks.types import Event, Failure, Group
 
 logger = logging.getLogger(__name__)
@@ -54,6 +57,7 @@ ENDS_THE_RUN = RewardFailed.__name__  # the reason of a failure after which a ru
 ROWS = "goldilocks_rows"  # begins the name of the folder of rows in a checkpoint
 OWN = ("collector", "rows", "meter", "backend", "gate")  # the names in a checkpoint that the driver writes
 INFORMATIVE = "informative_groups_per_1k_rollouts"
+TIMED = tuple(f"timing_s/gen_{part}" for part in ("submit", "wait", "pause", "drain", "clear"))
 GRADED_GROUPS = 16  # groups of a step whose rewards differ: by then a fitting threshold has been passed and missed
 ONE_SIDED = (
     "%s reward of this step is at or above adaptive_rollout.positive_threshold=%g, although rewards differ: selectors "
@@ -91,7 +95,6 @@ class Driver:
         self._flat_limit = self._flat_least  # groups in a row without one kept: it is said
         self._threshold_fits: bool | None = None  # known after the first step with enough groups whose rewards differ
         self._sides_said = False
-        self._refills = 0  # of this batch
         self._judgements: list[Metrics] = []  # of this batch
 
     # -- a batch -------------------------------------------------------------------------------------------------------
@@ -103,34 +106,34 @@ class Driver:
 
     def take(self) -> tuple[Group, ...]:
         """Fill a batch and return it, not judged yet."""
-        self._refills, self._judgements = 0, []
+        self._judgements = []
         return self._fill_and_take()
 
     def settle(self) -> tuple[Group, ...]:
         """Replace what the gate refuses of the batch in hand until no group is missing; return the groups to train."""
-        if self.gate is not None:
-            self._judge(self.gate, self.collector.in_hand)
-            while self.collector.owed:
-                self._judge(self.gate, self._replacements())
-            self._free_rows()
+        if self.gate is None:
+            return self.collector.in_hand
+        self._judge(self.gate, self.collector.in_hand)
+        refills = 0
+        while self.collector.owed:
+            if refills == MAX_REFILLS:
+                raise Exhausted(
+                    f"After {MAX_REFILLS} refills {self.collector.owed} groups are missing: the gate rejects too much. "
+                    "Look at its metrics and thresholds; algorithm.filter_groups.max_num_gen_batches bounds generation."
+                )
+            refills += 1
+            if self.collector.ready:  # surplus suffices
+                groups = self.collector.take()
+            else:
+                with self.backend.refilling():
+                    groups = self._fill_and_take()
+            self._judge(self.gate, groups)
+        self._free_rows()
         return self.collector.in_hand
 
     def put_back(self) -> None:
         """Let the batch in hand wait again: it was not trained after all."""
         self.collector.put_back()
-
-    def _replacements(self) -> tuple[Group, ...]:
-        """Return groups in the place of those refused; none where the limits leave the batch as it is."""
-        if self._refills == MAX_REFILLS:
-            raise Exhausted(
-                f"After {MAX_REFILLS} refills {self.collector.owed} groups are missing: the gate rejects too much. "
-                "Look at its metrics and thresholds; algorithm.filter_groups.max_num_gen_batches bounds generation."
-            )
-        self._refills += 1
-        if self.collector.ready:  # surplus suffices
-            return self.collector.take()
-        with self.backend.refilling():
-            return self._fill_and_take()
 
     def _judge(self, gate: Gate, groups: Sequence[Group]) -> None:
         """Reject what the gate refuses of groups that were just taken."""
@@ -181,13 +184,9 @@ class Driver:
                 raise Stalled(f"{self.collector.in_flight} rollouts are in flight, and nothing is being generated")
         with self.watch.timed("drain"):
             self.backend.drain()
-        self._charge_rewards()
+        self.collector.accounts.charge(self.backend.rewards_spent())
         self._wait(within=0.0)  # what the cancelled ones have cost
         self._free_rows()
-
-    def _charge_rewards(self) -> None:
-        """Charge what reward functions have cost since this was last called."""
-        self.collector.accounts.charge(self.backend.rewards_spent())
 
     def _wait(self, within: float | None = None) -> int:
         """Wait for something to happen and take it in; return how many events there were."""
@@ -226,12 +225,11 @@ class Driver:
 
     def metrics(self) -> dict[str, float]:
         """Return the collector's metrics, those of all judgements of the batch together, and the budget's."""
-        trained = [group for group in self.collector.in_hand if group.uid not in self.collector.backfilled]
+        trained = self.collector.trained
         judged = {} if self.gate is None else self.gate.combined(self._judgements, trained)
         plain = {name: float(value) for name, value in judged.items()}  # a mean knows its count, and loggers refuse it
         own = self.collector.metrics()
-        self._check_threshold(own)
-        self._check_sides(trained)
+        self._check_rewards(own, trained)
         spent = {"budget/spent": self.meter.share} if self.meter.budget.costs else {}
         return {**own, **plain, **spent}
 
@@ -240,23 +238,21 @@ class Driver:
         collector = self.collector
         return f"Goldilocks: rollouts: {closing({**collector.accounts.metrics(), **collector.selector.metrics()})}"
 
-    def _check_threshold(self, metrics: Mapping[str, float]) -> None:
-        """Warn once where rewards differ and all are on one side of the threshold: nothing is learnt of the prompts."""
+    def _check_rewards(self, metrics: Mapping[str, float], trained: Sequence[Group]) -> None:
+        """Warn once where all rewards of a step are on one side of the threshold: nothing is learnt of the prompts.
+
+        And once where groups of failures alone, or of passes alone, pass the filter: it judges something else.
+        """
+        beliefs, passed = self.collector.beliefs, metrics["difficulty/pass_rate"]
         share, rollouts = (metrics[f"adaptive_rollout/{name}"] for name in (INFORMATIVE, "total_rollouts"))
-        passed = metrics["difficulty/pass_rate"]
         if self._threshold_fits is None and round(share * rollouts / 1000) >= GRADED_GROUPS:
             self._threshold_fits = 0 < passed < 1
             if not self._threshold_fits:
-                logger.warning(ONE_SIDED, "no" if passed == 0 else "every", self.collector.beliefs.positive_threshold)
-
-    def _check_sides(self, trained: Sequence[Group]) -> None:
-        """Warn once where groups of failures alone, or of passes alone, pass the filter: it judges something else."""
-        passed = self.collector.beliefs.passed
-        alike = sum(len({passed(rollout) for rollout in group.rollouts}) == 1 for group in trained)
-        judges = isinstance(self.collector.filter, Variance)
-        if judges and not self._sides_said and alike * 10 > len(trained):
+                logger.warning(ONE_SIDED, "no" if passed == 0 else "every", beliefs.positive_threshold)
+        alike = sum(len(set(map(beliefs.passed, group.rollouts))) == 1 for group in trained)
+        if isinstance(self.collector.filter, Variance) and not self._sides_said and alike * 10 > len(trained):
             self._sides_said = True
-            logger.warning(ALIKE, alike, len(trained), self.collector.beliefs.positive_threshold)
+            logger.warning(ALIKE, alike, len(trained), beliefs.positive_threshold)
 
     # -- a checkpoint --------------------------------------------------------------------------------------------------
 
@@ -266,18 +262,22 @@ class Driver:
         The rows are written first, under a name of their own, and the state names the rows it goes with. A run that
         ends while it writes over an older checkpoint leaves the older state with the older rows.
         """
-        self._charge_rewards()  # since the last batch: of a validation, or of a batch that could not be filled
+        if self.collector.surplus.pauses:
+            self.observe(self.backend.up_to_saved_moment())
+        # Since the last batch: of a validation, or of a batch that could not be filled.
+        self.collector.accounts.charge(self.backend.rewards_spent())
         parts = {name: part.state_dict() for name, part in self._parts.items()}
         for name in also:
             require(name not in OWN, "also", name, f"another name; the driver saves {', '.join(OWN)}")
         folder.mkdir(parents=True, exist_ok=True)
-        before = list(folder.glob(f"{ROWS}*"))
-        name = f"{ROWS}_{self.collector.accounts.generated_rollouts}"
-        self.rows.save(self.collector.waiting_rollouts, folder / name)
-        save_state({"collector": self.collector.state_dict(), "rows": name, **parts, **also}, folder / FILE)
-        for old in before:
-            if old.name != name:
-                shutil.rmtree(old)
+        before = {old.name: old for old in folder.glob(f"{ROWS}*")}
+        number = self.collector.accounts.generated_rollouts
+        while (rows := f"{ROWS}_{number}") in before:  # of the older state, or of a save that was cut
+            number += 1
+        self.rows.save(self.collector.waiting_rollouts, folder / rows)
+        save_state({"collector": self.collector.state_dict(), "rows": rows, **parts, **also}, folder / FILE)
+        for old in before.values():
+            shutil.rmtree(old)
 
     def load(self, folder: Path) -> dict[str, Any]:
         """Go on where ``save`` was called; return what was written, ``also`` included. What was in flight is lost.
@@ -321,3 +321,74 @@ class Epochs:
         waiting = sum(group.version >= oldest for group in collector.kept)  # others expire before they are trained
         left = max(collector.last_prompt - collector.prompts_issued, 0)
         return left + collector.begun < collector.target_groups - waiting
+
+
+class Meter:
+    """How far a run is through its budget; the counts survive a restart.
+
+    Every generated rollout is charged, also dropped, cancelled and failed ones. Seconds are those of the updates,
+    without the start and without validation.
+    """
+
+    def __init__(self, budget: Budget, accounts: Accounts) -> None:
+        self.budget = budget
+        self._accounts = accounts
+        self._seconds = 0.0  # of the updates before this one
+        self._began: float | None = None
+        self._validated = 0  # how many of the evenly spread validations have been due
+
+    def begin_update(self) -> None:
+        self._began = time.monotonic()
+
+    def end_update(self) -> float:
+        """Return the seconds of the update."""
+        before, self._seconds, self._began = self._seconds, self.seconds, None
+        return self._seconds - before
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds spent on updates, the current one included."""
+        return self._seconds + (0.0 if self._began is None else time.monotonic() - self._began)
+
+    @property
+    def share(self) -> float:
+        """Return the share of the budget that is spent; 1 or more is all of it."""
+        spent = {
+            "rollouts": self._accounts.generated_rollouts,
+            "tokens": self._accounts.generated_tokens,
+            "seconds": self.seconds,
+        }
+        return max((spent[cost] / amount for cost, amount in self.budget.costs.items()), default=0.0)
+
+    def validation_due(self) -> bool:
+        """Return whether another of the evenly spread validations is due; true once for each."""
+        before, self._validated = self._validated, math.floor(self.share * (self.budget.validations or 0))
+        return self._validated > before
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seconds": self.seconds, "validated": self._validated}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._seconds, self._validated = state["seconds"], state["validated"]
+
+
+class Stopwatch:
+    """Adds up the seconds of a generation, by what they were spent on, until they are read."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Count the time inside as spent on this part."""
+        metric, started = f"timing_s/gen_{part}", time.perf_counter()
+        assert metric in TIMED, metric
+        try:
+            yield
+        finally:
+            self._seconds[metric] = self._seconds.get(metric, 0.0) + time.perf_counter() - started
+
+    def read(self) -> dict[str, float]:
+        """Return the seconds since the last reading, by metric."""
+        seconds, self._seconds = self._seconds, {}
+        return seconds

@@ -57,7 +57,9 @@ class Coins(Rounds):
 
 def rehearse(settings: Settings, source: Source) -> None:
     """Fill a batch or two with a collector of these settings, if a policy in them is the user's own."""
-    own = settings.own_policies
+    chosen = settings.policies
+    named = {f"goldilocks.{kind}": getattr(chosen, kind) for kind in ("selector", "allocator", "filter")}
+    own = {key: name for key, name in named.items() if isinstance(name, str) and ":" in name}
     if not own:
         return
     try:
@@ -69,7 +71,8 @@ def rehearse(settings: Settings, source: Source) -> None:
         return
     except Exception as error:
         policies = ", ".join(f"{key}={name!r}" for key, name in own.items())
-        files = {sys.modules[name.partition(":")[0]].__file__ for name in own.values()}
+        modules = (sys.modules[name.partition(":")[0]] for name in own.values())
+        files = {getattr(module, "__file__", None) for module in modules}  # a notebook has none
         frames = [one for one in traceback.extract_tb(error.__traceback__) if one.filename in files]
         place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""  # else the message names it
         raise ValueError(

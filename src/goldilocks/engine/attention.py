@@ -32,9 +32,9 @@ from goldilocks.errors import require
 
 NAME = "goldilocks_slots"
 _Mask = Callable[..., Any]  # whether a query sees a key, by row, head, and the positions of both
-_NAME = "goldilocks_reach"
+_REACH = "goldilocks_reach"
 _KNOWN = "max_position_embeddings"
-_OTHER = (
+ANOTHER_ENGINE = (
     ", or another engine (verl: rollout.name=vllm; TRL: no engine_slots): "
     "in Goldilocks' each token attends to all before it"
 )
@@ -49,12 +49,7 @@ class KVStore:
     """
 
     def __init__(
-        self,
-        shapes: list[tuple[int, int, int]],
-        slots: int,
-        length: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, shapes: list[tuple[int, int, int]], slots: int, length: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         wanted = [(heads, key) for heads, key, _ in shapes] + [(heads, value) for heads, _, value in shapes]
         self._stacks = {
@@ -173,21 +168,15 @@ def fold(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float
 
 
 @contextmanager
-def installed(model: PreTrainedModel) -> Iterator[Callable[[], int]]:
-    """Install the attention function in ``model``; until the block ends its calls are counted."""
-    calls = 0
-
-    def counting(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
-        nonlocal calls
-        calls += 1
-        return slot_attention(*args, **kwargs)
-
-    AttentionInterface.register(NAME + "_counting", counting)
-    model.set_attn_implementation(NAME + "_counting")
+def attending(model: PreTrainedModel, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Have every layer of ``model`` attend by ``function`` within the block; transformers knows it by ``name``."""
+    AttentionInterface.register(name, function)
+    before = model.config._attn_implementation
+    model.set_attn_implementation(name)
     try:
-        yield lambda: calls
+        yield
     finally:
-        model.set_attn_implementation(NAME)
+        model.set_attn_implementation(before)
 
 
 AttentionInterface.register(NAME, slot_attention)
@@ -219,25 +208,16 @@ def check_length(config: Any, length: int, name: str = "max_length") -> None:
     """Raise ``ValueError`` where the engine would attend otherwise than the model; ``name`` is what sets the length."""
     require(length >= 2, name, length, "2 or more")
     for key, longest in bounds(config).items():
-        other = "" if key == _KNOWN else _OTHER
+        other = "" if key == _KNOWN else ANOTHER_ENGINE
         require(length <= longest, name, length, f"the model's {key}={longest} or less{other}")
-
-
-def check_masks(model: PreTrainedModel, length: int) -> None:
-    """``check_length`` by the masks that ``model`` makes."""
-    reach = f"less, within the reach of every layer of {type(model).__name__}"
-    require(not hides(model, length), "max_length", length, f"{reach}{_OTHER}")
 
 
 @torch.inference_mode()
 def hides(model: PreTrainedModel, length: int) -> bool:
-    """Whether some layer hides the first of ``length`` tokens from the last, or shows the first one the last."""
-    first, last = torch.tensor([0, length - 1], device=model.device)
-    return any(not mask(0, 0, last, first) or mask(0, 0, first, last) for mask in _masks(model))
+    """Whether some layer hides the first of ``length`` tokens from the last, or shows the first one the last.
 
-
-def _masks(model: PreTrainedModel) -> list[_Mask]:
-    """The function behind the mask of each layer, seen in a pass over one token. Some models make no masks."""
+    The function behind the mask of each layer is seen in a pass over one token. Some models make no masks.
+    """
     made: dict[int, tuple[Tensor, _Mask]] = {}  # by address; the tensor is kept so that no other takes its address
     used: list[_Mask] = []
 
@@ -248,18 +228,13 @@ def _masks(model: PreTrainedModel) -> list[_Mask]:
 
     def attention(*states: Any, attention_mask: Tensor | None = None, **options: Any) -> Any:
         given = states[4] if len(states) > 4 else attention_mask  # after module, query, key and value
-        used.extend(
-            function for one, function in made.values() if given is not None and one.data_ptr() == given.data_ptr()
-        )
+        if given is not None and given.data_ptr() in made:
+            used.append(made[given.data_ptr()][1])
         module, query, key, value = states[:4]
         return sdpa_attention_forward(module, query, key, value, given, **options)
 
-    AttentionInterface.register(_NAME, attention)
-    AttentionMaskInterface.register(_NAME, mask)
-    before = model.config._attn_implementation
-    model.set_attn_implementation(_NAME)
-    try:
+    AttentionMaskInterface.register(_REACH, mask)
+    with attending(model, _REACH, attention):
         model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=False)
-    finally:
-        model.set_attn_implementation(before)
-    return used
+    first, last = torch.tensor([0, length - 1], device=model.device)
+    return any(not shows(0, 0, last, first) or shows(0, 0, first, last) for shows in used)

@@ -11,7 +11,7 @@ terms.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,13 +21,12 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
 from goldilocks.engine import attention
-from goldilocks.engine.attention import DecodeWindow, KVStore, PrefillWindow, ProbeWindow, check_masks
+from goldilocks.engine.attention import ANOTHER_ENGINE, DecodeWindow, KVStore, PrefillWindow, ProbeWindow, hides
+from goldilocks.errors import require
 
 CHECKED_TOKENS = 24  # of the text by which an engine is compared with its model; a third is read as a prompt
 BLOCK = 4096  # tokens of the vocabulary
 PREFILL_TOKENS = 16384  # prompt tokens in one forward pass, with padding: bounds the memory of activations
-
-
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -132,19 +131,27 @@ class Decoder:
     @torch.inference_mode()
     def _probe(self) -> list[tuple[int, int, int]]:
         """The shape of every layer's keys and values, from a forward pass over one token."""
-        window = ProbeWindow()
+        window, calls = ProbeWindow(), 0
         one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
-        with attention.installed(self.model) as calls:
+
+        def counting(*states: Any, **options: Any) -> tuple[Tensor, None]:
+            nonlocal calls
+            calls += 1
+            return attention.slot_attention(*states, **options)
+
+        self.model.set_attn_implementation(attention.NAME)
+        with attention.attending(self.model, f"{attention.NAME}_counting", counting):
             try:
                 self._forward(one, one, self._last(one), window)
             except Exception as error:
                 raise ValueError(f"{self._unfit} {error}") from error
-        if not window.shapes or calls() != len(window.shapes):
+        if not window.shapes or calls != len(window.shapes):
             raise ValueError(
-                f"{self._unfit} of {len(window.shapes)} layers that cache keys, {calls()} attend through transformers' "
+                f"{self._unfit} of {len(window.shapes)} layers that cache keys, {calls} attend through transformers' "
                 "attention interface; all must"
             )
-        check_masks(self.model, self.max_length)
+        reach = f"less, within the reach of every layer of {type(self.model).__name__}{ANOTHER_ENGINE}"
+        require(not hides(self.model, self.max_length), "max_length", self.max_length, reach)
         return window.shapes
 
     @torch.inference_mode()

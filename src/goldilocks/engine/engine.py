@@ -128,7 +128,13 @@ class Engine:
         self._model = model
         self._eos_ids = frozenset(eos_ids)
         self._max_length = max_length
-        self._decoder = _decoder(model, slots, max_length, pad_id, torch.device(device))
+        place = torch.device(device)
+        if place.type == "cuda":
+            from goldilocks.engine.graphs import GraphDecoder  # needs Triton, which CUDA builds of torch bring
+
+            self._decoder: Decoder = GraphDecoder(model, slots, max_length, pad_id, place)
+        else:
+            self._decoder = Decoder(model, slots, max_length, pad_id, place)
         self._decoder.check_log_probs()
         self._waiting: deque[_Request] = deque()
         self._ended: list[Generation] = []  # since the last step
@@ -254,7 +260,7 @@ class Engine:
         fresh: dict[int, tuple[int, ...]] = {}
         old: list[tuple[int, int]] = []
         new: list[tuple[int, int]] = []
-        taken = []
+        taken: dict[int, _Request] = {}
         for _ in range(count):
             request = self._waiting.popleft()
             source = self._resident.get(request.prompt)
@@ -265,13 +271,21 @@ class Engine:
                 (new if source in fresh else old).append((source, slot))
             self._hold(slot, request.prompt)
             self._occupy(slot, request)
-            taken.append(slot)
+            taken[slot] = request
         self._copy(old)
         prompts = {slot: prompt[:-1] for slot, prompt in fresh.items() if len(prompt) > 1}
         if prompts:
             self._decoder.prefill(list(prompts), list(prompts.values()))
         self._copy(new)
-        self._place(taken)
+        params = [request.params for request in taken.values()]
+        self._decoder.place(
+            list(taken),
+            [request.prompt[-1] for request in taken.values()],
+            [len(request.prompt) - 1 for request in taken.values()],
+            [one.temperature for one in params],
+            [one.top_k for one in params],
+            [one.top_p for one in params],
+        )
 
     def _copy(self, pairs: list[tuple[int, int]]) -> None:
         length = max((len(self._held[target] or ()) - 1 for _, target in pairs), default=0)
@@ -290,17 +304,6 @@ class Engine:
         self._stops[slot] = -1
         self._stops[slot, : len(request.stops)] = list(request.stops)
 
-    def _place(self, slots: list[int]) -> None:
-        requests = [request for slot in slots if (request := self._live[slot]) is not None]
-        self._decoder.place(
-            slots,
-            [request.prompt[-1] for request in requests],
-            [len(request.prompt) - 1 for request in requests],
-            [request.params.temperature for request in requests],
-            [request.params.top_k for request in requests],
-            [request.params.top_p for request in requests],
-        )
-
     def _compact(self) -> None:
         """Move the last live rows into holes where that makes the decoded batch smaller."""
         live = [slot for slot, request in enumerate(self._live) if request is not None]
@@ -311,16 +314,8 @@ class Engine:
         holes = (slot for slot in range(size) if self._live[slot] is None)
         target = [slot for _, slot in zip(source, holes, strict=False)]
         self._decoder.move(source, target, int(self._position[source].max()) + 1)
-        for array in (
-            self._position,
-            self._last,
-            self._seed,
-            self._cuts,
-            self._stops,
-            self._tokens,
-            self._log_probs,
-            self._top_log_probs,
-        ):
+        asked = self._position, self._last, self._seed, self._cuts, self._stops
+        for array in (*asked, self._tokens, self._log_probs, self._top_log_probs):
             array[target] = array[source]
         for old, slot in zip(source, target, strict=True):
             self._live[slot], self._live[old] = self._live[old], None
@@ -364,11 +359,3 @@ class Engine:
             self._top_log_probs[slot, answer].tolist(),
             reason,
         )
-
-
-def _decoder(model: PreTrainedModel, slots: int, max_length: int, pad_id: int, device: torch.device) -> Decoder:
-    if device.type != "cuda":
-        return Decoder(model, slots, max_length, pad_id, device)
-    from goldilocks.engine.graphs import GraphDecoder  # needs Triton, which only comes with a CUDA build of torch
-
-    return GraphDecoder(model, slots, max_length, pad_id, device)

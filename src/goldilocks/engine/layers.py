@@ -75,15 +75,28 @@ class Fused:
         self._kernels = kernels
         self._body, self._head = model.model, model.lm_head
         layers = [*self._body.layers]
-        norms = [*(layer.input_layernorm for layer in layers[1:]), self._body.norm]
-        self._layers = [_layer(layer, after, model.config) for layer, after in zip(layers, norms, strict=True)]
-        self._angles = self._all_angles(length, model.dtype, model.device)
-
-    @torch.no_grad()
-    def _all_angles(self, length: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-        kind = torch.zeros((), dtype=dtype, device=device)
-        cosines, sines = self._body.rotary_emb(kind, torch.arange(length, device=device)[None])
-        return cosines[0].contiguous(), sines[0].contiguous()
+        afters = [*(layer.input_layernorm for layer in layers[1:]), self._body.norm]
+        self._layers = []
+        for layer, after in zip(layers, afters, strict=True):
+            own, mlp = layer.self_attn, layer.mlp
+            norms = (own.q_norm, own.k_norm) if hasattr(own, "q_norm") else None
+            weights = None if norms is None else (norms[0].weight, norms[1].weight)
+            eps = 0.0 if norms is None else norms[0].variance_epsilon
+            one = _Layer(
+                qkv=join(own.q_proj, own.k_proj, own.v_proj),
+                heads=kernels.Heads(model.config.num_attention_heads, own.scaling, weights, eps),
+                norms=norms,
+                attended=own.o_proj,
+                after_attention=layer.post_attention_layernorm,
+                gate_and_up=join(mlp.gate_proj, mlp.up_proj),
+                down=mlp.down_proj,
+                after_mlp=after,
+            )
+            self._layers.append(one)
+        kind = torch.zeros((), dtype=model.dtype, device=model.device)
+        with torch.no_grad():
+            angles = self._body.rotary_emb(kind, torch.arange(length, device=model.device)[None])
+        self._angles = angles[0][0].contiguous(), angles[1][0].contiguous()
 
     def step(self, tokens: Tensor, columns: Tensor, store: KVStore) -> Tensor:
         """Feed one token per row at its column of the cache. Returns the logits."""
@@ -104,7 +117,10 @@ class Fused:
             keys[rows, :, :width] = key
             values[rows, :, :width] = value
             if layer is not self._layers[-1]:  # nothing comes after the last layer's keys
-                states = self._finish(layer, _causal(query, key, value, layer.heads.scaling), residual)
+                seen = F.scaled_dot_product_attention(
+                    query, key, value, is_causal=True, scale=layer.heads.scaling, enable_gqa=True
+                )
+                states = self._finish(layer, seen.transpose(1, 2).flatten(2).flatten(0, 1), residual)
 
     def _begin(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         residual = self._body.embed_tokens(tokens)
@@ -138,34 +154,19 @@ def _turned(states: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     return states * cosines + torch.cat([-second, first], -1) * sines
 
 
-def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-    """Each token attends to those before it and itself; [tokens of all prompts, heads · size]."""
-    seen = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
-    return seen.transpose(1, 2).flatten(2).flatten(0, 1)
-
-
-def _layer(layer: Any, after: nn.Module, config: Any) -> _Layer:
-    from goldilocks.engine.kernels import Heads
-
-    own, mlp = layer.self_attn, layer.mlp
-    norms = (own.q_norm, own.k_norm) if hasattr(own, "q_norm") else None
-    weights = None if norms is None else (norms[0].weight, norms[1].weight)
-    eps = 0.0 if norms is None else norms[0].variance_epsilon
-    return _Layer(
-        join(own.q_proj, own.k_proj, own.v_proj),
-        Heads(config.num_attention_heads, own.scaling, weights, eps),
-        norms,
-        own.o_proj,
-        layer.post_attention_layernorm,
-        join(mlp.gate_proj, mlp.up_proj),
-        mlp.down_proj,
-        after,
-    )
-
-
 def fits(model: Any) -> bool:
-    """Whether ``Fused`` computes what the model does: by its kind, then by a comparison."""
-    if type(model).__name__ not in MODELS or not _is_plain(model):
+    """Whether ``Fused`` computes what the model does: by its kind and by a comparison.
+
+    By its kind: every weight is one that ``Fused`` reads, in layers of the ordinary kind, all of one type.
+    """
+    config = model.config
+    if type(model).__name__ not in MODELS or config.hidden_act not in ("silu", "swish"):
+        return False
+    linears = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"}
+    found = [module for name, module in model.named_modules() if name.split(".")[-1] in linears]
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    types = {parameter.dtype for parameter in model.parameters()}
+    if size % 2 or types != {model.dtype} or any(type(one) is not nn.Linear for one in found):
         return False
     try:
         return agrees(model)
@@ -174,27 +175,22 @@ def fits(model: Any) -> bool:
         return False
 
 
-def _is_plain(model: Any) -> bool:
-    """Whether every weight is one that ``Fused`` reads, in layers of the ordinary kind, all of one type."""
-    linears = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"}
-    found = [(name.split(".")[-1], module) for name, module in model.named_modules()]
-    size = getattr(model.config, "head_dim", None) or model.config.hidden_size // model.config.num_attention_heads
-    return (
-        model.config.hidden_act in ("silu", "swish")
-        and size % 2 == 0
-        and all(type(module) is nn.Linear for name, module in found if name in linears)
-        and {parameter.dtype for parameter in model.parameters()} == {model.dtype}
-    )
-
-
 @torch.inference_mode()
 def agrees(model: Any) -> bool:
     """Whether one layer of the model's sizes, with weights drawn at random, gives the logits of its own modules."""
     rows, length = 8, 40
-    drawn = _one_layer(model)
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers, config.vocab_size, config.pad_token_id = 1, 64, None
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:1]
+    with torch.random.fork_rng(), model.device:
+        drawn = type(model)._from_config(config, attn_implementation=attention.NAME, dtype=model.dtype).eval()
     size = drawn.model.layers[0].self_attn.head_dim
     store = KVStore([(drawn.config.num_key_value_heads, size, size)], rows, length, model.dtype, model.device)
-    _draw([*drawn.parameters(), *store.keys, *store.values])
+    for seed, tensor in enumerate([*drawn.parameters(), *store.keys, *store.values]):
+        generator = torch.Generator(tensor.device).manual_seed(seed)
+        # Divided so that the states of the model stay near one.
+        tensor.normal_(generator=generator).div_(tensor.shape[-1] ** 0.5 if tensor.ndim == 2 else 1.0)
     row = torch.arange(rows, device=model.device)
     columns = row * 5
     hidden = torch.arange(length, device=model.device) > columns[:, None, None, None]
@@ -210,36 +206,19 @@ def agrees(model: Any) -> bool:
     return bool((ours.float() - theirs.float()).norm() < rounding * theirs.float().norm())
 
 
-def _one_layer(model: Any) -> Any:
-    """A model of the same kind and sizes, with one layer and few words."""
-    config = copy.deepcopy(model.config)
-    config.num_hidden_layers, config.vocab_size, config.pad_token_id = 1, 64, None
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:1]
-    with torch.random.fork_rng(), model.device:
-        return type(model)._from_config(config, attn_implementation=attention.NAME, dtype=model.dtype).eval()
-
-
-def _draw(tensors: list[Tensor]) -> None:
-    """Random values of a size that keeps the states of a model near one."""
-    for seed, tensor in enumerate(tensors):
-        generator = torch.Generator(tensor.device).manual_seed(seed)
-        tensor.normal_(generator=generator).div_(tensor.shape[-1] ** 0.5 if tensor.ndim == 2 else 1.0)
-
-
 def settle_rotary(model: nn.Module) -> None:
     """Fix the frequencies of embeddings that choose them by the longest row of each call.
 
     The choice waits for the device, which the capture of a graph cannot. It is always the same below the length that
     the model was first trained for, and an engine goes no further.
     """
+
+    def settled(kind: str) -> str:
+        return "default" if kind == "longrope" or "dynamic" in kind else kind
+
     for module in model.modules():
         kind: Any = getattr(module, "rope_type", None)
         if isinstance(kind, str):
-            module.rope_type = _settled(kind)  # type: ignore[assignment]
+            module.rope_type = settled(kind)  # type: ignore[assignment]
         elif isinstance(kind, dict):  # by the kind of layer
-            module.rope_type = {layer: _settled(name) for layer, name in kind.items()}  # type: ignore[assignment]
-
-
-def _settled(kind: str) -> str:
-    return "default" if kind == "longrope" or "dynamic" in kind else kind
+            module.rope_type = {layer: settled(name) for layer, name in kind.items()}  # type: ignore[assignment]

@@ -70,45 +70,35 @@ def check_adapters(model: Any, key: str, value: object) -> None:
         require(not adapter.is_prompt_learning, key, value, f"none with PEFT's {kind}, which has nothing to merge")
     packed = getattr(model.config, "quantization_config", None) is not None
     require(not packed, key, value, "none with an adapter of a quantized model: the engine has full weights")
-    accepted = (
-        "none with an adapter of one side of tied embeddings (tie_word_embeddings): PEFT keeps both sides equal with "
-        "modules_to_save=['embed_tokens'], ensure_weight_tying=True, and with trainable_token_indices"
-    )
-    require(not _comes_untied(model.get_base_model()), key, value, accepted)
-
-
-def _comes_untied(base: Any) -> bool:
-    """Whether tied embeddings would be merged with different adapters, or with views that cannot be copied."""
-    if not getattr(base.config.get_text_config(), "tie_word_embeddings", False):
-        return False
-    sides = base.get_input_embeddings(), base.get_output_embeddings()
-    first, last = ({id(one) for one in side.parameters() if one.requires_grad} for side in sides)
-    return first != last
+    base = model.get_base_model()
+    if getattr(base.config.get_text_config(), "tie_word_embeddings", False):
+        # Both sides would be merged with different adapters, or with views that cannot be copied.
+        sides = base.get_input_embeddings(), base.get_output_embeddings()
+        first, last = ({id(one) for one in side.parameters() if one.requires_grad} for side in sides)
+        accepted = (
+            "none with an adapter of one side of tied embeddings (tie_word_embeddings): PEFT keeps both sides equal "
+            "with modules_to_save=['embed_tokens'], ensure_weight_tying=True, and with trainable_token_indices"
+        )
+        require(first == last, key, value, accepted)
 
 
 def merged(model: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield every weight of the base model by name, with the active adapters merged in."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
     base = model.get_base_model()
-    layers = _adapted_layers(base)
+    layers: dict[str, nn.Module] = {}  # what PEFT put in the place of a layer; of layers in one another, the outermost
+    for name, module in base.named_modules():  # parents first
+        adapted = isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper)
+        if adapted and not _is_inside(name, layers):
+            layers[name] = module
     for name, tensor in base.state_dict().items():
         if not _is_inside(name, layers):
             yield name, tensor
     for name, layer in layers.items():
         for part, tensor in _merged_layer(layer).state_dict().items():
             yield f"{name}.{part}", tensor
-
-
-def _adapted_layers(base: nn.Module) -> dict[str, nn.Module]:
-    """Return what PEFT put in the place of a layer; of layers within one another, the outermost."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-    from peft.utils.other import AuxiliaryTrainingWrapper
-
-    found: dict[str, nn.Module] = {}
-    for name, module in base.named_modules():  # parents first
-        adapted = isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper)
-        if adapted and not _is_inside(name, found):
-            found[name] = module
-    return found
 
 
 def _is_inside(name: str, layers: Mapping[str, nn.Module]) -> bool:

@@ -13,15 +13,10 @@ if TYPE_CHECKING:
 
 __all__ = ["PPOBatchFilter", "PPOFilterConfig", "TwoGateRejectionFilter", "pad_batch"]
 
-# Imported when they are first used: settings are read and checked where torch is not installed.
-_NEED_TORCH = {
-    "PPOBatchFilter": "goldilocks.filtering.batch_filter",
-    "TwoGateRejectionFilter": "goldilocks.filtering.batch_filter",
-    "pad_batch": "goldilocks.filtering.rows",
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name in _NEED_TORCH:
-        return getattr(importlib.import_module(_NEED_TORCH[name]), name)
-    raise AttributeError(f"module 'goldilocks.filtering' has no attribute {name!r}")
+    """Import what needs torch when it is first used: settings are read and checked where torch is not installed."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = "rows" if name == "pad_batch" else "batch_filter"
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)

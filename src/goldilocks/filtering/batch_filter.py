@@ -20,16 +20,7 @@ from torch import Tensor
 
 from goldilocks.errors import require
 from goldilocks.filtering.config import PPOFilterConfig
-from goldilocks.filtering.rows import (
-    Rows,
-    Uids,
-    count_tokens,
-    read_rows,
-    row_blocks,
-    row_tensor,
-    take_rows,
-    valid_rows,
-)
+from goldilocks.filtering.rows import Rows, Uids, count_tokens, read_rows, row_blocks, row_tensor, take_rows, valid_rows
 from goldilocks.filtering.selection import Draws, Samples, cut
 from goldilocks.runs.history import Mean
 
@@ -109,10 +100,14 @@ class PPOBatchFilter:
         sound = rows = self._gate(rows, batch, metrics)
         rows = self._filter_groups(rows, metrics)
         rows = self._filter_samples(rows, metrics)
-        rows = self._select(rows, salt, metrics)
+        wanted = self.config.groups_to_keep(len(generated.groups))
+        rows = self._select(rows, salt, wanted, metrics)
+        self._summarise(rows, wanted, metrics)
 
-        self._summarise(rows, metrics)
-        return Selection(rows.index, _left_out(sound, rows, len(generated)), metrics)
+        trained = torch.zeros(len(generated), dtype=torch.bool, device=rows.index.device)
+        trained = trained.index_fill_(0, rows.index, True)[sound.index]
+        left_out = sound.groups.spread(sound.groups.sum(trained) > 0) & ~trained
+        return Selection(rows.index, sound.index[left_out], metrics)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that the next call depends on."""
@@ -165,33 +160,17 @@ class PPOBatchFilter:
 
     def _filter_samples(self, rows: Rows, metrics: Metrics) -> Rows:
         """Stage 2: drop samples by their reward, never by their length."""
-        if self.config.reward_threshold is None:
-            metrics["rejection/reward_rejection_rate"] = Mean(0, len(rows))
-            return rows
-        kept = rows.reward >= self.config.reward_threshold
+        threshold = self.config.reward_threshold
+        kept = rows.reward >= (-torch.inf if threshold is None else threshold)
         metrics["rejection/reward_rejection_rate"] = _share(~kept)
         return rows.where(kept)
 
-    def _select(self, rows: Rows, salt: int, metrics: Metrics) -> Rows:
+    def _select(self, rows: Rows, salt: int, wanted: int, metrics: Metrics) -> Rows:
         """Stage 3: drop groups that are too small, cut those that are too large, and choose among the rest.
 
         Groups are cut before they are chosen, so that a group which loses its variance to the cut leaves its place to
         another. Neither step looks at other groups' samples, so the order changes no cut.
         """
-        rows = self._drop_small_groups(rows, metrics)
-        draws = Draws.keyed_by_content(salt, rows.reward, rows.length, rows.groups)
-        samples = Samples(rows.groups, rows.reward, rows.length, draws.row)
-        config = self.config
-        kept = cut(config.sample_selection_strategy, samples, config.target_group_size, config.selection_temperature)
-        rows = rows.where(kept)  # at least one row of every group, so draws.group still fits
-        flat = self._flat(rows)
-        metrics["batch/variance_lost_groups"] = int(flat.sum())
-        metrics["batch/groups_before_selection"] = len(flat) - int(flat.sum())
-        rows = rows.where_group(self._choose(rows, ~flat, draws.group, self._groups_wanted(metrics)))
-        metrics["batch/groups_after_selection"] = len(rows.groups)
-        return rows
-
-    def _drop_small_groups(self, rows: Rows, metrics: Metrics) -> Rows:
         sizes = rows.groups.sizes
         large = sizes >= self._least(rows)
         single = int(((sizes == 1) & ~large).sum())
@@ -200,18 +179,22 @@ class PPOBatchFilter:
         metrics["batch/single_sample_groups_rejected"] = single
         # By subtraction: a group that lost all its rows on the way is not in `sizes`.
         metrics["batch/poor_groups_rejected"] = left - single - int(large.sum())
-        return rows.where_group(large)
+        rows = rows.where_group(large)
+        draws = Draws.keyed_by_content(salt, rows.reward, rows.length, rows.groups)
+        samples = Samples(rows.groups, rows.reward, rows.length, draws.row)
+        config = self.config
+        kept = cut(config.sample_selection_strategy, samples, config.target_group_size, config.selection_temperature)
+        rows = rows.where(kept)  # at least one row of every group, so draws.group still fits
+        flat = self._flat(rows)
+        metrics["batch/variance_lost_groups"] = int(flat.sum())
+        metrics["batch/groups_before_selection"] = len(flat) - int(flat.sum())
+        incomplete = rows.groups.sizes < self._complete(rows)  # chosen where complete groups do not suffice
+        order = torch.argsort(draws.group + incomplete.double() + 2 * flat.double(), stable=True)
+        rows = rows.where_group(torch.zeros_like(flat).index_fill_(0, order[:wanted], True) & ~flat)
+        metrics["batch/groups_after_selection"] = len(rows.groups)
+        return rows
 
-    def _choose(self, rows: Rows, candidate: Tensor, draw: Tensor, wanted: int) -> Tensor:
-        """Return which groups to train: candidates, complete ones before incomplete ones, each at random."""
-        incomplete = rows.groups.sizes < self._complete(rows)
-        order = torch.argsort(draw + incomplete.double() + 2 * (~candidate).double(), stable=True)
-        return torch.zeros_like(candidate).index_fill_(0, order[:wanted], True) & candidate
-
-    def _groups_wanted(self, metrics: Metrics) -> int:
-        return self.config.groups_to_keep(int(metrics["batch/total_groups_generated"]))
-
-    def _summarise(self, rows: Rows, metrics: Metrics) -> None:
+    def _summarise(self, rows: Rows, wanted: int, metrics: Metrics) -> None:
         """Stage 4: compare the trained rows with those generated and wanted."""
         samples, sizes = len(rows), rows.groups.sizes
         metrics["batch/total_samples_selected"] = samples
@@ -219,9 +202,8 @@ class PPOBatchFilter:
         metrics["batch/selected_groups"] = len(sizes)
         metrics["batch/complete_groups_selected"] = int((sizes == self._complete(rows)).sum())
         metrics["batch/avg_group_size"] = Mean(samples, len(sizes))
-        missing = self._groups_wanted(metrics) - len(sizes)
-        wanted = int(self._complete(rows).sum()) + missing * self.config.target_group_size
-        metrics.update(batch_size_metrics(samples, wanted))
+        missing = (wanted - len(sizes)) * self.config.target_group_size
+        metrics.update(batch_size_metrics(samples, int(self._complete(rows).sum()) + missing))
 
     def _least(self, rows: Rows) -> Tensor:
         """Return how many samples each group must have; at most as many as it was given, and two for a variance."""
@@ -257,13 +239,6 @@ def batch_size_metrics(samples: int, wanted: int) -> Metrics:
         "batch/low_batch_size_warning": float(ratio < LOW_BATCH_SIZE_RATIO),
         "batch/critical_empty_batch": float(samples == 0),
     }
-
-
-def _left_out(sound: Rows, trained: Rows, rows: int) -> Tensor:
-    """Return the sound rows of trained groups that are not trained, of a batch of ``rows``."""
-    marked = torch.zeros(rows, dtype=torch.bool, device=sound.index.device).index_fill_(0, trained.index, True)
-    chosen = marked[sound.index]
-    return sound.index[sound.groups.spread(sound.groups.sum(chosen) > 0) & ~chosen]
 
 
 def _share(true: Tensor) -> Mean:

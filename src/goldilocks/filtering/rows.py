@@ -133,38 +133,35 @@ def row_blocks(tokens: Tensor) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, len(tokens), step))
 
 
-def first_occurrence_codes(uids: Sequence[object] | np.ndarray | Tensor) -> Tensor:
+def first_occurrence_codes(uids: Uids) -> Tensor:
     """Return each uid's number, counted from 0 in the order in which uids first appear.
 
     Rows of a group usually stand together, so a uid is looked up only where it differs from the one before it.
     """
-    array = _as_array(uids)
+    if isinstance(uids, Tensor):
+        array = uids.numpy(force=True)
+    else:
+        array = uids if isinstance(uids, np.ndarray) else np.fromiter(uids, object, len(uids))
     begins = np.flatnonzero(np.concatenate([np.ones(min(1, len(array)), bool), array[1:] != array[:-1]]))
     number_of: defaultdict[object, int] = defaultdict(count().__next__)
     numbers = np.fromiter(map(number_of.__getitem__, array[begins].tolist()), np.int64, len(begins))
     return torch.from_numpy(numbers.repeat(np.diff(begins, append=len(array))))
 
 
-def _as_array(uids: Sequence[object] | np.ndarray | Tensor) -> np.ndarray:
-    if isinstance(uids, Tensor):
-        return uids.numpy(force=True)
-    return uids if isinstance(uids, np.ndarray) else np.fromiter(uids, object, len(uids))
-
-
 def take_rows(batch: Mapping[str, Any], index: Tensor, rows: int) -> dict[str, Any]:
     """Return the rows at ``index`` of every field: tensors, numpy arrays and lists of ``rows`` rows."""
-    return {name: _take(name, value, index, rows) for name, value in batch.items()}
-
-
-def _take(name: str, value: Any, index: Tensor, rows: int) -> Any:
-    found = f"{type(value).__name__} of {len(value)}" if hasattr(value, "__len__") else type(value).__name__
-    fits = isinstance(value, (Tensor, np.ndarray, list)) and len(value) == rows
-    require(fits, name, found, f"a tensor, a numpy array or a list of {rows} rows")
-    if isinstance(value, Tensor):
-        return value.index_select(0, index.to(value.device))
-    if isinstance(value, np.ndarray):
-        return value[index.cpu().numpy()]
-    return [value[row] for row in index.tolist()]
+    taken: dict[str, Any] = {}
+    for name, value in batch.items():
+        found = f"{type(value).__name__} of {len(value)}" if hasattr(value, "__len__") else type(value).__name__
+        fits = isinstance(value, (Tensor, np.ndarray, list)) and len(value) == rows
+        require(fits, name, found, f"a tensor, a numpy array or a list of {rows} rows")
+        if isinstance(value, Tensor):
+            taken[name] = value.index_select(0, index.to(value.device))
+        elif isinstance(value, np.ndarray):
+            taken[name] = value[index.cpu().numpy()]
+        else:
+            taken[name] = [value[row] for row in index.tolist()]
+    return taken
 
 
 @dataclass(frozen=True)
@@ -181,8 +178,7 @@ class Segments:
         first = torch.ones_like(keys, dtype=torch.bool)
         torch.ne(keys[1:], keys[:-1], out=first[1:])
         starts = first.nonzero().squeeze(1)
-        ends = torch.cat([starts[1:], starts.new_full((min(1, keys.numel()),), keys.numel())])
-        return cls(first.cumsum(0) - 1, starts, ends - starts)
+        return cls(first.cumsum(0) - 1, starts, starts.diff(append=starts.new_full((1,), keys.numel())))
 
     def __len__(self) -> int:
         return self.starts.numel()

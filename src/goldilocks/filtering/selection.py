@@ -36,17 +36,12 @@ class Draws:
         content += length * _LENGTH
         content += position * _POSITION
         group_key = groups.sum(_mix(content)) ^ salt
-        group_key = _mix(group_key + _rank_among_equals(group_key) * _POSITION)
+        ordered, order = torch.sort(group_key, stable=True)
+        rank = torch.empty_like(group_key)  # of a group among those that are equal to it
+        rank[order] = Segments.from_sorted(ordered).position
+        group_key = _mix(group_key + rank * _POSITION)
         row_key = groups.spread(group_key).add_((position + 1).mul_(_POSITION))
         return cls(_uniform(_mix(row_key)), _uniform(group_key))
-
-
-def _rank_among_equals(keys: Tensor) -> Tensor:
-    """Return for each key how many equal ones come before it."""
-    ordered, order = torch.sort(keys, stable=True)
-    rank = torch.empty_like(keys)
-    rank[order] = Segments.from_sorted(ordered).position
-    return rank
 
 
 def _signed(value: int) -> int:
@@ -148,7 +143,9 @@ def max_variance(samples: Samples, target: int, temperature: float) -> Order:
     """
     groups = samples.groups
     bits = max(1, min(20, 30 - target.bit_length()))  # target² × grid² stays below 2⁶²
-    grid = _integer_grid(samples.reward, groups, 2**bits - 1)
+    low, high = groups.min(samples.reward), groups.max(samples.reward)
+    share = (samples.reward - groups.spread(low)) / groups.spread(torch.where(high > low, high - low, 1.0))
+    grid = (share * (2**bits - 1)).round_().to(torch.int64)
     order = groups.sort_within(-grid)
     grid = grid.index_select(0, order)
     over = (groups.sizes > target).nonzero().squeeze(1)
@@ -183,13 +180,6 @@ def _natural_ratio(samples: Samples, target: int) -> tuple[Tensor, Tensor]:
     both = (positives > 0) & (positives < sizes)
     head = torch.where(both, head.clamp(min(1, target - 1), max(1, target - 1)), head)
     return head, target - head
-
-
-def _integer_grid(values: Tensor, groups: Segments, steps: int) -> Tensor:
-    """Return values from 0 (their group's smallest) to ``steps`` (its largest), rounded; 0 where all are equal."""
-    low, high = groups.min(values), groups.max(values)
-    span = torch.where(high > low, high - low, 1.0)
-    return ((values - groups.spread(low)) / groups.spread(span) * steps).round_().to(torch.int64)
 
 
 Strategy = Callable[[Samples, int, float], Order]

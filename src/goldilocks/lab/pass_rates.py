@@ -29,8 +29,8 @@ from goldilocks.launch.preflight import check_paths, prompt_tokens, provide
 from goldilocks.rewards.calls import guard
 from goldilocks.runs.files import Lines
 from goldilocks.runs.history import place_of, value_of
-from goldilocks.runs.records import Row, growing, row_key, split_row_key, whole_groups
-from goldilocks.types import POSITIVE_THRESHOLD
+from goldilocks.runs.records import Row, growing, whole_groups
+from goldilocks.types import POSITIVE_THRESHOLD, row_key, split_row_key
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -180,18 +180,6 @@ class Model:
         }
         return cls(engine, tokenizer, config.data.max_prompt_length, sampling)
 
-    def submit(self, one: Asked, n: int, seed: int) -> bool:
-        """Ask for ``n`` answers; a prompt longer than ``data.max_prompt_length`` is left out."""
-        from goldilocks.engine import SamplingParams
-
-        tokens = prompt_tokens(self.tokenizer, one.row[PROMPT])
-        if len(tokens) > self.longest_prompt:
-            return False
-        for index in range(n):
-            params = SamplingParams(**self.sampling, seed=hashed(seed, one.uid, index))
-            self.engine.submit(row_key(one.uid, index, 0), tokens, params)
-        return True
-
 
 def _fill(
     model: Model,
@@ -229,14 +217,24 @@ def _fill(
 def _answers(
     model: Model, missing: Sequence[Asked], args: argparse.Namespace
 ) -> Iterator[tuple[str, list[tuple[str, int]]]]:
-    """Yield each prompt with its answers and their tokens, in the order in which prompts are finished."""
+    """Yield each prompt with its answers and their tokens, in the order in which prompts are finished.
+
+    A prompt longer than ``data.max_prompt_length`` is left out.
+    """
+    from goldilocks.engine import SamplingParams
+
     waiting = iter(missing)
     parts: dict[str, dict[int, tuple[str, int]]] = {}
     engine, decode = model.engine, model.tokenizer.decode
     while True:
         while engine.free and (one := next(waiting, None)):
-            if model.submit(one, args.n, args.seed):
-                parts[one.uid] = {}
+            tokens = prompt_tokens(model.tokenizer, one.row[PROMPT])
+            if len(tokens) > model.longest_prompt:
+                continue
+            parts[one.uid] = {}
+            for number in range(args.n):
+                params = SamplingParams(**model.sampling, seed=hashed(args.seed, one.uid, number))
+                engine.submit(row_key(one.uid, number, 0), tokens, params)
         if not engine.busy:
             return
         for done in engine.step():

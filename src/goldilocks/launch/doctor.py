@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     """Print every finding as it comes; return 1 if an essential one fails."""
     failed = False
     ray = plugin if args.address is None else lambda: cluster(args.address, args.runs)
-    checks = [versions, device, engines, shared_memory, lambda: places(args.runs)]
+    checks = [versions, device, shared_memory, lambda: places(args.runs)]
     for check in checks if args.quick else [*checks, ray]:
         for finding in check():
             print(finding, flush=True)
@@ -87,22 +87,17 @@ def versions() -> Iterator[Finding]:
 
 
 def device() -> Iterator[Finding]:
-    """Report the device that a run would train on."""
-    found = find_device()
+    """Report the device that a run would train on, and the installed rollout engines."""
+    found, engines = find_device(), rollout_engines()
     if found == "cpu":
         yield Finding("device", True, f"cpu, {os.cpu_count()} cores (no NVIDIA GPU that torch can use)")
-        return
-    import torch
+    else:
+        import torch
 
-    cards = ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
-    yield Finding("device", True, f"cuda: {cards}")
-
-
-def engines() -> Iterator[Finding]:
-    """Report the installed rollout engines."""
-    found = rollout_engines()
-    yield Finding("rollouts by", "transformers" in found, ", ".join(found), install_command("verl"))
-    if find_device() == "cuda" and "vllm" not in found:
+        cards = ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+        yield Finding("device", True, f"cuda: {cards}")
+    yield Finding("rollouts by", "transformers" in engines, ", ".join(engines), install_command("verl"))
+    if found == "cuda" and "vllm" not in engines:
         yield Finding("vllm", False, "not installed", "for large models on a GPU: pip install vllm", essential=False)
 
 
@@ -193,25 +188,22 @@ def compare_nodes(reports: Sequence[Mapping[str, Any]], files: Mapping[str, str]
     versions = [report["versions"] for report in reports if "versions" in report]
     usual: Mapping[str, str] = max(versions, key=versions.count, default={})  # of a draw, those of the first node
     for report in reports:
-        faults = [str(report["error"])] if "error" in report else [*_faults(report, usual, files)]
-        what = f"node {report['address']}"
+        what, own = f"node {report['address']}", report.get("versions", {})
+        if "error" in report:
+            faults = [str(report["error"])]
+        else:
+            faults = [
+                f"{name} {own.get(name, 'missing')}, on other nodes {usual.get(name, 'missing')}"
+                for name in {**usual, **own}
+                if own.get(name) != usual.get(name)
+            ]
+            faults += [] if report["additions"] else ["verl there did not load the plug-in"]
+            faults += [f"does not see {folder}" for path, folder in files.items() if path not in report["sees"]]
         if faults:
             yield Finding(what, False, "; ".join(faults), REMEDY)
         else:
             folders = f", sees {len(files)} shared folders" if files else ""
             yield Finding(what, True, f"same packages, plug-in live with {len(report['additions'])} additions{folders}")
-
-
-def _faults(report: Mapping[str, Any], usual: Mapping[str, str], files: Mapping[str, str]) -> Iterator[str]:
-    own = report["versions"]
-    for name in {**usual, **own}:
-        if own.get(name) != usual.get(name):
-            yield f"{name} {own.get(name, 'missing')}, on other nodes {usual.get(name, 'missing')}"
-    if not report["additions"]:
-        yield "verl there did not load the plug-in"
-    for path, folder in files.items():
-        if path not in report["sees"]:
-            yield f"does not see {folder}"
 
 
 def _ask_nodes(ray_init: dict[str, Any], files: dict[str, str], env: dict[str, str]) -> list[dict[str, Any]] | Finding:

@@ -52,17 +52,18 @@ def find_device(words: Sequence[str] = ()) -> str:
     """Return ``cuda`` if torch can use an NVIDIA GPU here, or if the Ray that the words join has one, else ``cpu``."""
     given = dict(word.lstrip("+").partition("=")[::2] for word in words)
     address = given.get(ADDRESS, PRIVATE).strip("'\"")
-    found = _device_here()
-    asked = found == "cpu" and address != PRIVATE and not {"device", "trainer.device"} & set(given)
-    return _device_of(address) if asked else found
+    files = (file for name in ("nvidia[0-9]*", "dxg") for file in DEVICE_FILES.glob(name))  # dxg: any GPU under WSL2
+    cuda = os.environ.get("CUDA_VISIBLE_DEVICES") != "" and any(files)
+    if cuda:
+        import torch
 
-
-def _device_of(address: str) -> str:
-    """Ask a running Ray for its GPUs. Ranks on the CPU are GPUs to it, but have no type."""
-    resources, wrong = ask_ray({"ray_init": {"address": address}}, ASK_S)
-    require(not wrong, ADDRESS, address, f"the address of a Ray that is running: {wrong}")
-    typed = any(name.startswith("accelerator_type:") for name in resources)
-    return "cuda" if resources.get("GPU", 0) > 0 and typed else "cpu"
+        cuda = torch.cuda.is_available()
+    if not cuda and address != PRIVATE and not {"device", "trainer.device"} & set(given):
+        resources, wrong = ask_ray({"ray_init": {"address": address}}, ASK_S)
+        require(not wrong, ADDRESS, address, f"the address of a Ray that is running: {wrong}")
+        # Ranks on the CPU are GPUs to Ray, but have no type.
+        cuda = resources.get("GPU", 0) > 0 and any(name.startswith("accelerator_type:") for name in resources)
+    return "cuda" if cuda else "cpu"
 
 
 def ask_ray(wish: dict[str, Any], within_s: float, env: Mapping[str, str] | None = None) -> tuple[Any, str]:
@@ -76,16 +77,6 @@ def ask_ray(wish: dict[str, Any], within_s: float, env: Mapping[str, str] | None
     if done.returncode != 0:
         return None, (done.stderr.strip().splitlines() or ["no message"])[-1]
     return json.loads(done.stdout.splitlines()[-1]), ""
-
-
-def _device_here() -> str:
-    """Return ``cuda`` if torch can use an NVIDIA GPU, else ``cpu``; torch is imported where there may be one."""
-    files = (file for name in ("nvidia[0-9]*", "dxg") for file in DEVICE_FILES.glob(name))  # dxg: any GPU under WSL2
-    if os.environ.get("CUDA_VISIBLE_DEVICES") == "" or not any(files):
-        return "cpu"
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def rollout_engines() -> list[str]:

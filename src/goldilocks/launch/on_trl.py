@@ -207,8 +207,7 @@ def slots(config: DictConfig) -> int | None:
 
 
 def arguments(config: DictConfig) -> dict[str, Any]:
-    """Return the arguments of ``GRPOConfig`` that mean what verl's config means."""
-    check(config)
+    """Return the arguments of ``GRPOConfig`` that mean what verl's config means, which ``check_keys`` has accepted."""
     actor, rollout, data = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.data
     updates = data.train_batch_size // actor.ppo_mini_batch_size * actor.ppo_epochs  # of a batch, verl's step
     token_level = actor.policy_loss.loss_mode == "vanilla"

@@ -22,9 +22,9 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from goldilocks.config.recipes import CONFIG, Choice
 from goldilocks.config.sections import read_section, reward_calls
-from goldilocks.dotted_keys import values
+from goldilocks.core.limits import Budget
+from goldilocks.dotted_keys import value_at, values
 from goldilocks.errors import require
-from goldilocks.runs.costs import Budget
 from goldilocks.runs.files import RunDir, cache_folder, make_folder
 from goldilocks.tasks.arithmetic import check_tool
 from goldilocks.tasks.download import MODELS, download
@@ -115,9 +115,40 @@ def check_prompts(config: DictConfig) -> None:
         require(not longer, "data.max_prompt_length", data.max_prompt_length, accepted)
 
 
+def check_columns(config: DictConfig) -> None:
+    """Check that the training data have the columns of ``goldilocks.strata.columns``: the collector reads them last."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = value_at(config, "goldilocks.strata.columns")
+    if not columns or value_at(config, "data.custom_cls.path"):  # a data set of the user's own reads as it likes
+        return
+    known: set[str] = set()  # of all files: where one lacks a column, its rows have none there
+    for file in files_of(config.data.train_files):
+        if "://" in file or not file.endswith(".parquet"):
+            return
+        schema = pq.read_schema(Path(file).expanduser())
+        info = schema.field("extra_info").type if "extra_info" in schema.names else pa.struct([])
+        if not pa.types.is_struct(info):
+            return
+        known |= {*schema.names, *(info.field(place).name for place in range(info.num_fields))}
+    accepted = f"a column of the data: {', '.join(sorted(known))}"
+    for column in columns:
+        require(column in known, "goldilocks.strata.columns", column, accepted)
+
+
 def files_of(value: Any) -> list[str]:
     """Return the files of a key that takes one or several."""
     return [str(file) for file in value] if isinstance(value, ListConfig | list | tuple) else [str(value)]
+
+
+def rows_in(value: Any) -> int | None:
+    """Return the rows in the files of a key; None where one of them is no parquet file on this machine."""
+    import pyarrow.parquet as pq
+
+    files = [Path(file).expanduser() for file in files_of(value)]
+    here = all(file.suffix == ".parquet" and file.is_file() for file in files)
+    return sum(pq.read_metadata(file).num_rows for file in files) if here else None
 
 
 def prompt_tokens(tokenizer: Any, prompt: Any) -> list[int]:
@@ -141,6 +172,11 @@ def locate(config: DictConfig) -> None:
         check_tool(tool.seconds, tool.fail_every)
         os.environ["CALCULATOR_SECONDS"], os.environ["CALCULATOR_FAIL_EVERY"] = str(tool.seconds), str(tool.fail_every)
     if section := config.get("task"):
+        for split in SPLITS:
+            size, has_files = section[split], "data" in section
+            fits = (has_files and size is None) or (isinstance(size, int) and size >= 1)
+            accepted = "1 or more problems" + (", or null: all" if has_files else "")
+            require(fits, f"task.{split}", size, accepted)
         if section.get("warm_start"):
             read_section(WarmStart, "task.warm_start", config)
         section.folder = str(Path(section.folder).expanduser() if section.folder else _kept(section))

@@ -39,17 +39,13 @@ def look(packages: tuple[str, ...], files: dict[str, str]) -> dict[str, Any]:
     for path, text in files.items():
         with contextlib.suppress(OSError):
             sees += [path] * (Path(path).read_text() == text)
-    return {"host": platform.node(), "versions": versions, "additions": _additions(), "sees": sees}
-
-
-def _additions() -> list[str]:
-    """Return what the plug-in adds when verl is imported; empty if it was not loaded."""
-    try:
+    plugin = None
+    with contextlib.suppress(ImportError):  # of verl alone: what the plug-in raises is the node's error
         import verl  # noqa: F401  (loads the plug-ins)
-    except ImportError:
-        return []
-    plugin = sys.modules.get("goldilocks.verl.plugin")
-    return [] if plugin is None else plugin.additions()
+
+        plugin = sys.modules.get("goldilocks.verl.plugin")
+    additions = [] if plugin is None else plugin.additions()
+    return {"versions": versions, "additions": additions, "sees": sees}
 
 
 def on_every_node(files: dict[str, str]) -> list[dict[str, Any]]:

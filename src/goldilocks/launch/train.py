@@ -55,12 +55,13 @@ from goldilocks.launch.preflight import (
     budget_of,
     changes,
     check_budget,
+    check_columns,
     check_paths,
     check_prompts,
-    files_of,
     locate,
     provide,
     refuse_other_recipe,
+    rows_in,
 )
 from goldilocks.launch.supervisor import Board, LiveLine, SignOfLife, Supervisor
 from goldilocks.rewards import TIMEOUT_S
@@ -272,10 +273,10 @@ def _yaml(config: DictConfig) -> str:
 
 def _records(tail: Tail, progress: Progress) -> bool:
     """Add new records to the progress; return whether there were any."""
-    before = progress.step, len(progress.validations), progress.steps_done
-    for record in tail.new():
+    records = list(tail.new())
+    for record in records:
         progress.add(record)
-    return before != (progress.step, len(progress.validations), progress.steps_done)
+    return bool(records)
 
 
 def _total_steps(config: DictConfig) -> float:
@@ -285,13 +286,8 @@ def _total_steps(config: DictConfig) -> float:
     """
     if config.trainer.total_training_steps:
         return int(config.trainer.total_training_steps)
-    import pyarrow.parquet as pq
-
-    files = [Path(file).expanduser() for file in files_of(config.data.train_files)]
-    if not all(file.suffix == ".parquet" and file.is_file() for file in files):
-        return math.inf
-    rows = sum(pq.read_metadata(file).num_rows for file in files)
-    return rows // config.data.train_batch_size * config.trainer.total_epochs
+    rows = rows_in(config.data.train_files)
+    return math.inf if rows is None else rows // config.data.train_batch_size * config.trainer.total_epochs
 
 
 @contextlib.contextmanager
@@ -315,6 +311,7 @@ def drive(folder: str) -> int:
     assert isinstance(config, DictConfig)
     try:
         check_settings(config)
+        check_columns(config)
         check_prompts(config)
         if on_trl.chosen(config):
             on_trl.train(config, run_dir.path)

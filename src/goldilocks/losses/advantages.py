@@ -105,29 +105,21 @@ def pooled(estimator: Estimator, of_rollouts: Estimator | None = None) -> Estima
     @functools.wraps(estimator)
     @torch.no_grad()
     def over_the_pool(
-        token_level_rewards: Tensor, response_mask: Tensor, index: np.ndarray, config: Any = None, **others: Any
+        token_level_rewards: Tensor, response_mask: Tensor, index: np.ndarray, **others: Any
     ) -> tuple[Tensor, Tensor]:
         seen = _untrained.get() or {}
         untrained = [(uid, one) for uid in dict.fromkeys(index) for one in seen.get(uid, ())]
         rows = _rows.get()
         if not untrained and rows is None:  # each row is a rollout, and there are no others
             return estimator(
-                token_level_rewards=token_level_rewards,
-                response_mask=response_mask,
-                index=index,
-                config=config,
-                **others,
+                token_level_rewards=token_level_rewards, response_mask=response_mask, index=index, **others
             )
         rewards, tokens, uids, rollout = _rollouts(token_level_rewards, response_mask, index, rows)
         rewards = torch.cat([rewards, rewards.new_tensor([one.reward for _, one in untrained])])
         tokens = torch.cat([tokens, tokens.new_tensor([one.tokens for _, one in untrained])])
         uids = np.concatenate([uids, np.array([uid for uid, _ in untrained], dtype=object)])
         values = (of_rollouts or estimator)(
-            token_level_rewards=rewards.unsqueeze(1),
-            response_mask=tokens.unsqueeze(1),
-            index=uids,
-            config=config,
-            **others,
+            token_level_rewards=rewards.unsqueeze(1), response_mask=tokens.unsqueeze(1), index=uids, **others
         )
         each = [value.squeeze(1) / tokens.clamp(min=1) for value in values]  # the estimator multiplied by the mask
         advantages, returns = (value[rollout].unsqueeze(1) * response_mask for value in each)

@@ -59,15 +59,13 @@ class WeightsGuard:
         """Return the metric of an update; ``gap`` is None where no row was fresh. Raises if the user asked for it."""
         if gap is None:
             return {}
-        if self.judges:
-            self._judge(gap)
-        return {"rollout/weights_gap": gap}
-
-    def _judge(self, gap: float) -> None:
+        metric = {"rollout/weights_gap": gap}
+        if not self.judges:
+            return metric
         if gap <= self.limit:
             self._beyond = []
             self._sound.append(gap)
-            return
+            return metric
         self._beyond.append(gap)  # a NaN is beyond any limit
         if len(self._beyond) == IN_A_ROW:
             message = self._message()
@@ -75,6 +73,7 @@ class WeightsGuard:
                 raise StaleWeights(message)
             self.judges = False
             logger.warning("%s. goldilocks.on_stale_weights=error ends a run here", message)
+        return metric
 
     def _message(self) -> str:
         gaps = " and ".join(f"{gap:.2g}" for gap in self._beyond)

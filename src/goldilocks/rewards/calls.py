@@ -283,8 +283,12 @@ class Judge:
         return Judge, self._made_of
 
     async def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        per_row = {name: column for name, column in columns.items() if _is_column(column, len(completions))}
-        rows = [{name: column[place] for name, column in per_row.items()} for place in range(len(completions))]
+        rows: list[dict[str, Any]] = [{} for _ in completions]
+        for name, column in columns.items():
+            several = column.ndim > 0 if isinstance(column, np.ndarray) else isinstance(column, Sequence)
+            if several and not isinstance(column, str) and len(column) == len(rows):
+                for row, value in zip(rows, column, strict=True):
+                    row[name] = value
         return list(await asyncio.gather(*map(self._grade, completions, rows)))
 
     async def _grade(self, completion: Any, row: dict[str, Any]) -> float | None:
@@ -298,8 +302,3 @@ class Judge:
     # What ``inspect`` asks a function for, so that ``iscoroutinefunction``, which TRL calls, says yes.
     __code__ = __call__.__code__
     __defaults__ = __kwdefaults__ = None
-
-
-def _is_column(value: Any, rows: int) -> bool:
-    several = value.ndim > 0 if isinstance(value, np.ndarray) else isinstance(value, Sequence)
-    return several and not isinstance(value, str) and len(value) == rows

@@ -1,4 +1,4 @@
-"""The progress of a run, what it had spent by the end of each step, what an update costs, and the budget of a run.
+"""The progress of a run, what it had spent by the end of each step, and what an update costs.
 
 Every generated rollout is charged, also dropped, cancelled and failed ones. The totals are those of the collector's
 accounts. A run without a collector trains everything it generates, so its rollouts follow from its configuration and
@@ -8,22 +8,16 @@ its tokens from the mean length of the trained answers.
 
 A recipe that drops groups fills a batch from several batches of rollouts. With sizes chosen for GRPO it then makes a
 fraction of GRPO's updates, and at one learning rate accuracy follows the updates.
-
-verl ends a run after a number of updates. A budget ends it at the first update that has reached a cost. Seconds are
-those of the updates (``timing_s/step``), without the start and without validation.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from goldilocks.core import Accounts
 from goldilocks.dotted_keys import value_at
-from goldilocks.errors import require
 from goldilocks.runs.history import History, Series, at_or_before, increments, running_total, validation_accuracy
 
 ROLLOUTS, TOKENS = "accounts/generated_rollouts", "accounts/generated_tokens"  # totals of a run, kept by the collector
@@ -42,21 +36,9 @@ SPENT = "budget/spent"
 STAGES = ("gen", "reward", "old_log_prob", "ref", "values", "adv", "update_critic", "update_actor", "update_weights")
 
 
-@dataclass(frozen=True)
-class CostKind:
-    """A kind of cost. ``name`` is its field in the plots, ``title`` the axis label, ``form`` the number format."""
-
-    name: str
-    title: str
-    form: str = "~s"
-
-
-COSTS = (
-    CostKind("rollouts", "rollouts generated"),
-    CostKind("tokens", "tokens generated"),
-    CostKind("seconds", "seconds of training"),
-)
-COST_NAMES = tuple(cost.name for cost in COSTS)
+# By name, as plots label it.
+COSTS = {"rollouts": "rollouts generated", "tokens": "tokens generated", "seconds": "seconds of training"}
+COST_NAMES = tuple(COSTS)
 
 
 @dataclass(frozen=True)
@@ -123,80 +105,6 @@ def _updates_per_batch(config: Mapping[str, Any]) -> int:
     batch, mini_batch = value_at(config, BATCH), value_at(config, MINI_BATCH)
     mini_batches = max(1, round(batch / mini_batch)) if batch and mini_batch else 1
     return mini_batches * (value_at(config, EPOCHS) or 1)
-
-
-@dataclass(frozen=True)
-class Budget:
-    """``goldilocks.budget``. If several costs are set, the first one reached ends the run."""
-
-    rollouts: int | None = None
-    tokens: int | None = None
-    seconds: float | None = None
-    validations: int | None = None  # spread evenly over the cost, in the place of trainer.test_freq
-
-    def __post_init__(self) -> None:
-        for cost, amount in self.costs.items():
-            number = isinstance(amount, (int, float)) and math.isfinite(amount) and amount > 0
-            require(number, f"goldilocks.budget.{cost}", amount, "a number above 0, or null")
-        if self.validations is not None:
-            key, count = "goldilocks.budget.validations", self.validations
-            require(isinstance(count, int) and count >= 1, key, count, "1 or more, or null")
-            require(bool(self.costs), key, count, f"null without a budget of {', '.join(COST_NAMES)}")
-
-    @property
-    def costs(self) -> dict[str, float]:
-        """Return the costs that are bounded; a run without a budget has none."""
-        amounts = {cost: getattr(self, cost) for cost in COST_NAMES}
-        return {cost: amount for cost, amount in amounts.items() if amount is not None}
-
-    def share(self, spent: Mapping[str, float]) -> float:
-        """Return the share of the budget that is spent; 1 or more is all of it."""
-        return max((spent[cost] / amount for cost, amount in self.costs.items()), default=0.0)
-
-
-class Meter:
-    """Measures a run against its budget; its counts survive a restart."""
-
-    def __init__(self, budget: Budget, accounts: Accounts) -> None:
-        self.budget = budget
-        self._accounts = accounts
-        self._seconds = 0.0  # of the updates before this one
-        self._began: float | None = None
-        self._validated = 0  # how many of the evenly spread validations have been due
-
-    def begin_update(self) -> None:
-        self._began = time.monotonic()
-
-    def end_update(self) -> float:
-        """Return the seconds of the update."""
-        before, self._seconds, self._began = self._seconds, self.seconds, None
-        return self._seconds - before
-
-    @property
-    def seconds(self) -> float:
-        """Return the seconds spent on updates, the current one included."""
-        return self._seconds + (0.0 if self._began is None else time.monotonic() - self._began)
-
-    @property
-    def share(self) -> float:
-        """Return the share of the budget that is spent."""
-        spent = {
-            "rollouts": self._accounts.generated_rollouts,
-            "tokens": self._accounts.generated_tokens,
-            "seconds": self.seconds,
-        }
-        return self.budget.share(spent)
-
-    def validation_due(self) -> bool:
-        """Return whether another of the evenly spread validations is due; true once for each."""
-        before, self._validated = self._validated, math.floor(self.share * (self.budget.validations or 0))
-        return self._validated > before
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"seconds": self.seconds, "validated": self._validated}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._seconds, self._validated = state["seconds"], state["validated"]
 
 
 @dataclass

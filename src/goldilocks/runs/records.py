@@ -26,41 +26,21 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from goldilocks.errors import require
 from goldilocks.runs.files import Lines, read_objects, replacing
-from goldilocks.types import POSITIVE_THRESHOLD
+from goldilocks.types import POSITIVE_THRESHOLD, ROW_KEY, split_row_key
 
 Record = dict[str, object]
 T = TypeVar("T")
 
 VERL_DUMP_KEYS = frozenset({"input", "output", "gts", "score", "step"})
 TEXT_COLUMNS = ("output", "response")  # of an answer; the first is verl's
-_ROW_KEY = re.compile(r"(?P<group>.+)_(?P<rollout>\d+)_(?P<part>\d+)")
 Row = Mapping[str, Any]
 MOST_STEPS = 40
 GROUPS_WITH_ANSWERS = 6
-
-
-def row_key(uid: str, rollout: int, part: int) -> str:
-    """Return verl's name for one row: a rollout of a group has a row for each part of its conversation."""
-    return f"{uid}_{rollout}_{part}"
-
-
-def split_row_key(key: str) -> tuple[str, int]:
-    """Return the group and the rollout that a row belongs to."""
-    found = _ROW_KEY.fullmatch(key)
-    if found is None:
-        raise ValueError(f"{key!r} is not the name of a row: {{group}}_{{rollout}}_{{part}}")
-    return found["group"], int(found["rollout"])
-
-
-def part_of_row(key: str) -> int:
-    """Return which part of its rollout a row is."""
-    return int(key.rpartition("_")[2])
 
 
 def read_records(path: Path | str) -> list[Record]:
@@ -89,7 +69,7 @@ def whole_rollouts(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Return the name of a row's rollout; the row's number where it is none of verl's V1 dumps."""
         number, row = numbered
         uid = row.get("uid")
-        part = row.keys() >= VERL_DUMP_KEYS and isinstance(uid, str) and _ROW_KEY.fullmatch(uid) is not None
+        part = row.keys() >= VERL_DUMP_KEYS and isinstance(uid, str) and ROW_KEY.fullmatch(uid) is not None
         return (str(row["step"]), split_row_key(str(uid))) if part else number
 
     for _, parts in itertools.groupby(enumerate(rows), rollout):
@@ -104,7 +84,7 @@ def group_uid(row: Mapping[str, object]) -> str:
     """
     if "uid" not in row:
         return f"{row['step']}/{row['input']}"
-    found = _ROW_KEY.fullmatch(uid := str(row["uid"]))
+    found = ROW_KEY.fullmatch(uid := str(row["uid"]))
     return found["group"] if found else uid
 
 
@@ -261,8 +241,7 @@ class Dump:
 
 def read_dumps(directory: Path) -> list[Dump]:
     """Return the dumps of the steps that the report shows."""
-    files = [(file, file.stat()) for file in evenly(dump_files(directory), MOST_STEPS)]
-    dumps = [_read_dump(file, stat.st_mtime_ns, stat.st_size) for file, stat in files]
+    dumps = [_read_dump(file) for file in evenly(dump_files(directory), MOST_STEPS)]
     return [dump for dump in dumps if dump.groups or dump.broken]
 
 
@@ -273,8 +252,7 @@ def evenly(items: Sequence[Any], most: int) -> list[Any]:
     return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
 
 
-@lru_cache(maxsize=1024)  # a live report reads a dump once, not at every refresh
-def _read_dump(file: Path, modified: int, size: int) -> Dump:
+def _read_dump(file: Path) -> Dump:
     lines = Lines(file)
     groups: dict[str, list[Row]] = {}
     malformed = 0

@@ -31,7 +31,7 @@ from typing import Any
 
 from goldilocks.errors import require, require_known
 from goldilocks.runs.files import cache_folder, make_folder
-from goldilocks.tasks.tiny_model import TINY, copy_tiny_model
+from goldilocks.tasks.tiny_model import TINY, tiny_model
 
 
 @dataclass(frozen=True)
@@ -296,7 +296,7 @@ def run(args: argparse.Namespace) -> int:
     require(empty, "--out", str(args.out), "a folder that is new or empty")
     if args.action == "make":
         require(args.out is not None, "--out", args.out, "a folder for the model")
-        copy_tiny_model(args.task, args.out)
+        shutil.copytree(tiny_model(args.task), args.out, dirs_exist_ok=True)
         print(args.out)
         return 0
     require(args.name is not None, "NAME", args.name, f"one of {', '.join(MODELS)}")

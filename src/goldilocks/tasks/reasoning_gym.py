@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from itertools import accumulate, pairwise
 from typing import Any
 
 from goldilocks.errors import nearest, require
@@ -39,29 +40,34 @@ class ReasoningGym:
     def __init__(self, generators: Generators | str) -> None:
         chosen = {name: {} for name in generators.split("+")} if isinstance(generators, str) else generators
         require(len(chosen) > 0, "generators", dict(chosen), "at least one of reasoning-gym's, by name")
-        self._shares = {name: float(settings.get(SHARE, 1)) for name, settings in chosen.items()}
+        self._shares = {name: settings.get(SHARE, 1) for name, settings in chosen.items()}
         self._knobs = {name: {k: v for k, v in given.items() if k != SHARE} for name, given in chosen.items()}
         for name, share in self._shares.items():
             _check_generator(name)
-            require(share > 0, f"generators.{name}.{SHARE}", share, "a number above 0")
+            above = isinstance(share, int | float) and share > 0
+            require(above, f"generators.{name}.{SHARE}", share, "a number above 0")
             _dataset(name, 0, json.dumps(self._knobs[name], sort_keys=True))  # raises for a wrong knob
         self.data_source = f"reasoning_gym/{'+'.join(chosen)}"
 
     def problems(self, split: Split, size: int, seed: int) -> list[Problem]:
         """Return ``size`` different problems of the split, each generator with its share."""
-        total = sum(self._shares.values())
-        counts = [round(size * share / total) for share in self._shares.values()]
-        counts[0] += size - sum(counts)
+        shares = list(self._shares.values())
+        ends = [0, *(round(size * share / sum(shares)) for share in accumulate(shares))]
+        counts = (end - start for start, end in pairwise(ends))
         drawn = zip(self._shares, counts, strict=True)
         return [problem for name, count in drawn for problem in self._problems_of(name, split, count, seed)]
 
     def grade(self, answer: str, truth: str, extra: Mapping[str, Any]) -> Score:
-        """Return the generator's own marks for the answer to the problem that ``extra`` names."""
+        """Return the generator's marks for the text in the last ``<answer>``, else for the whole text.
+
+        ``extra`` names the problem.
+        """
         name, seed, index = str(extra["generator"]), int(extra["seed"]), int(extra["source_index"])
         _check_generator(name)
         knobs = str(extra.get("knobs", "{}"))
-        entry = _entry(name, seed, knobs, index)
-        marks = float(_dataset(name, seed, knobs).score_answer(final_answer(answer), entry))
+        entry, marked = _entry(name, seed, knobs, index), _ANSWER.findall(answer)
+        final = (marked[-1] if marked else answer).strip()
+        marks = float(_dataset(name, seed, knobs).score_answer(final, entry))
         return {"score": marks, "acc": float(marks >= _RIGHT)}
 
     def _problems_of(self, name: str, split: Split, size: int, seed: int) -> Iterator[Problem]:
@@ -83,12 +89,6 @@ class ReasoningGym:
             numbers = [value for value in values if isinstance(value, int | float)]
             difficulty = sum(numbers) / len(numbers) if numbers else 0.0
             yield Problem(f"{question}\n{INSTRUCTION}", str(entry["answer"]), float(difficulty), origin)
-
-
-def final_answer(text: str) -> str:
-    """Return the text in the last ``<answer>``, else the whole text."""
-    marked = _ANSWER.findall(text)
-    return (marked[-1] if marked else text).strip()
 
 
 def _check_generator(name: str) -> None:

@@ -9,13 +9,11 @@ transformers loads the tokenizer of a Qwen2 model as a byte-level BPE.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from goldilocks.errors import require_known
-from goldilocks.tasks.arithmetic import CALL, CLOSE, TOOL
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
@@ -37,11 +35,6 @@ def tiny_model(task: str) -> Path:
     """Return the folder of the task's ready-made model, as transformers loads it."""
     require_known("task", task, TINY)
     return Path(TINY_MODELS[f"tiny-{task}"])
-
-
-def copy_tiny_model(task: str, out: Path) -> None:
-    """Copy the files of the task's ready-made model into a folder."""
-    shutil.copytree(tiny_model(task), out, dirs_exist_ok=True)
 
 
 def character_tokenizer(characters: Iterable[str] = ARITHMETIC) -> PreTrainedTokenizerFast:
@@ -66,16 +59,6 @@ def character_tokenizer(characters: Iterable[str] = ARITHMETIC) -> PreTrainedTok
         padding_side="left",
     )
     tokenizer.chat_template = _TEMPLATE
-    return tokenizer
-
-
-def calling_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer for arithmetic with the two tokens of a call, and a template that has messages of tools."""
-    tokenizer = character_tokenizer()
-    tokenizer.add_tokens([CALL, CLOSE])
-    tokenizer.add_tokens([TOOL], special_tokens=True)
-    said = "{% if message['role'] == 'tool' %}" + TOOL + "{{ message['content'] }}\n{% elif"
-    tokenizer.chat_template = _TEMPLATE.replace("{% if", said, 1)
     return tokenizer
 
 

@@ -22,7 +22,7 @@ from goldilocks.trl.rows import CompletionRow
 from goldilocks.trl.trainer import CollectedTrainer
 
 EPSILON = 1e-4  # TRL's
-PREPARE_INPUTS, LOG_PROBS = "f824e7fb07147956", ("dc17fee20840b7eb", "ea73c3909275851d")  # sources that both have
+PREPARE_INPUTS, PER_TOKEN_LOGPS = "f824e7fb07147956", ("dc17fee20840b7eb", "ea73c3909275851d")  # sources that both have
 BY_ROW = ("grpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo")  # each row's term is proportional to its advantage
 MEAN_OF_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")  # losses whose policy term is divided by the number of rows
 KL = "goldilocks_kl"  # a column of the batch: how far each completion is from the reference model
@@ -36,7 +36,7 @@ class GoldilocksGRPOTrainer(CollectedTrainer, GRPOTrainer):  # type: ignore[misc
         (GRPOTrainer._generate_and_score_completions, ("2deae91942535170", "e03ed7a34c24a6b3", "1fa48922792dcd5c")),
         (GRPOTrainer._calculate_rewards, "736ae29b083840b5"),
         (GRPOTrainer._prepare_inputs, PREPARE_INPUTS),
-        (GRPOTrainer._get_per_token_logps_and_entropies, LOG_PROBS),
+        (GRPOTrainer._get_per_token_logps_and_entropies, PER_TOKEN_LOGPS),
     )
     _ratio_per_token = True
 
@@ -76,7 +76,7 @@ class GoldilocksRLOOTrainer(CollectedTrainer, RLOOTrainer):  # type: ignore[misc
         (RLOOTrainer._generate_and_score_completions, "93ebbf5e70d31778"),
         (RLOOTrainer._calculate_rewards, "81ef76d93756be6f"),
         (RLOOTrainer._prepare_inputs, PREPARE_INPUTS),
-        (RLOOTrainer._get_per_token_logps_and_entropies, LOG_PROBS),
+        (RLOOTrainer._get_per_token_logps_and_entropies, PER_TOKEN_LOGPS),
     )
     _ratio_per_token = False
     _mean_of_rows = True

@@ -102,9 +102,15 @@ class AskedRollouts(Unpaused):
         if within is None and not self._in_flight:
             return
         answers: queue.Queue[Answer] = self._worker.rollout_buffer
-        if (found := self._waited(answers, within)) is None:
-            return
-        yield self._event(found)
+        first: Answer | None = None
+        while first is None:  # a worker that has died or hangs is an error meanwhile
+            try:
+                first = answers.get(timeout=POLL_S if within is None else within or 1e-3)
+            except queue.Empty:
+                self._worker.check_health(self._stale_after_s)
+                if within is not None:
+                    return
+        yield self._event(first)
         with contextlib.suppress(queue.Empty):
             while True:
                 yield self._event(answers.get_nowait())
@@ -115,16 +121,6 @@ class AskedRollouts(Unpaused):
 
     def explain(self, failure: Failure) -> str:
         return f"the last one said: {self._error}" if self._error else super().explain(failure)
-
-    def _waited(self, answers: queue.Queue[Answer], within: float | None) -> Answer | None:
-        """Return the first answer that comes in time; a worker that has died or hangs is an error meanwhile."""
-        while True:
-            try:
-                return answers.get(timeout=POLL_S if within is None else within or 1e-3)
-            except queue.Empty:
-                self._worker.check_health(self._stale_after_s)
-                if within is not None:
-                    return None
 
     def _event(self, answer: Answer) -> Event:
         uid, index = answer.place
@@ -196,13 +192,18 @@ class CollectedQueue:
         self._handed: deque[tuple[int, RolloutSample]] = deque()  # and not yet trained
         self._groups = 0  # that were numbered
         self.longest: float = math.inf  # tokens of a sample that TRL trains; it drops longer ones, and counts them
-        self.on_batch: Any = lambda: None
+        # Called with the step, batch, rows and advantages of each new batch, which may be trained later.
+        self.on_batch: Callable[[int, Batch, SampleRows, dict[Place, float]], None] = lambda *_: None
         self.exhausted: Exhausted | None = None  # why there is no next batch
 
     def get(self, timeout: float | None = None) -> RolloutSample:
         """Return the next sample. Waits as long as the batch takes; the backend looks after the worker."""
         while not self._left:
-            self._fill()
+            groups, step = self.driver.batch(), self.driver.collector.step
+            self.batch, self.trained = Batch.of(self.driver), {}
+            for group in groups:
+                self._left.extend((step, sample) for sample in self._samples(group))
+            self.on_batch(step + 1, self.batch, self.rows, self.trained)
         number, sample = self._left.popleft()
         if len(sample.input_ids) <= self.longest:
             self._handed.append((number, sample))
@@ -227,8 +228,7 @@ class CollectedQueue:
     def trained_micro_batch(self) -> None:
         """Forget the samples of the oldest micro-batch: they are trained."""
         done = self._micro_batches.collated.popleft()
-        waiting = list(self._handed)
-        self._handed.clear()
+        waiting, self._handed = self._handed, deque()
         for number, sample in waiting:
             if done[sample.group_id] > 0:
                 done[sample.group_id] -= 1
@@ -252,14 +252,6 @@ class CollectedQueue:
         self._handed.clear()
         self._left = deque((batch, replace(one, group_id=numbers[one.group_id])) for batch, one in rest)
         self._groups = len(numbers)
-
-    def _fill(self) -> None:
-        groups = self.driver.batch()
-        self.batch = Batch.of(self.driver)
-        self.trained = {}
-        for group in groups:
-            self._left.extend((self.driver.collector.step, sample) for sample in self._samples(group))
-        self.on_batch()
 
     def _samples(self, group: Group) -> Iterator[RolloutSample]:
         """Yield what is trained of a group; the baseline is over all its rollouts."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -86,7 +85,6 @@ class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: i
             check(sections, kwargs)
         super().__init__(*args, **kwargs)
         self._collects = sections.given
-        self._taken: dict[int, Mapping[str, float]] = {}  # the metrics of batches that are not being trained yet
         if sections.given:
             self._collect(sections, Path(run_dir or self.args.output_dir))
 
@@ -100,13 +98,13 @@ class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: i
             prompts = DatasetPrompts(self.train_dataset)
             require(prompts.images is None, "train_dataset", prompts.images, f"no images {HERE}")
             self.collected = self._queue(settings, prompts)
-            self.collected.on_batch = self._keep_metrics
         meter = None if self.collected is None else self.collected.driver.meter
         self._budget = BudgetCallback(settings.budget(), meter, processes)
         self.add_callback(self._budget)
         if self.collected is not None:
             closing = self.collected.driver.closing
             self._record = RunRecord(run_dir, sections.config(sizes), self._budget.metrics, closing)
+            self.collected.on_batch = self._record.take
             self.add_callback(self._record)
 
     def _queue(self, settings: Settings, prompts: DatasetPrompts) -> CollectedQueue:
@@ -154,8 +152,10 @@ class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: i
         return found
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """TRL's; the batches up to the one that is being trained show their metrics."""
         if self.collected is not None:
-            self._log_batches(self.collected.next_batch)
+            for metrics in self._record.trains(self.collected.next_batch + 1):
+                add_logged(self._metrics["train"], metrics)
         loss = super().training_step(*args, **kwargs)
         if self.collected is not None:
             self.collected.trained_micro_batch()
@@ -171,21 +171,6 @@ class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: i
             found = (re.fullmatch(rf"{re.escape(self._lora_name)}-v(\d+)", one["id"]) for one in models)
             self.model_version = max([self.model_version, *(int(match[1]) for match in found if match)])
         return super()._sync_weight_lora(t0)
-
-    def _keep_metrics(self) -> None:
-        """Keep the collector's metrics of a batch that was just taken. TRL takes samples ahead of those it trains."""
-        collected = self.collected
-        assert collected is not None
-        assert collected.batch is not None
-        step = collected.driver.collector.step
-        self._taken[step] = collected.batch.metrics
-        self._record.take(step + 1, collected)
-
-    def _log_batches(self, number: int) -> None:
-        """Log the collector's metrics of the batches up to this one, which is being trained."""
-        self._record.trains(number + 1)
-        for taken in [one for one in self._taken if one <= number]:
-            add_logged(self._metrics["train"], self._taken.pop(taken))
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 

@@ -85,21 +85,22 @@ class Collection:
         self.trained: dict[Place, float] = {}  # the advantage of each rollout of the batch
         self.generated: list[Place | None] = []  # for this batch, in TRL's order; None: so that processes have as many
 
-    @property
-    def padding_rollouts(self) -> int:
-        """How many rollouts of this batch were generated only so that every process has as many."""
-        return self.generated.count(None)
-
     def collect(self, generate: Generate, log_probs: LogProbs, rewards: Rewards) -> dict[str, Any]:
         """Return what TRL trains on next, this process's part of it."""
         self._generate, self._rewards = generate, rewards
         self._rounds: list[tuple[Round, dict[str, Any]]] = []
         self.generated = []
-        self.batch = self._follow() if self.driver is None else self._lead(self.driver)
-        output = self._output(self.batch, rewards)
+        if self.driver is None:
+            while isinstance(decision := self._processes.receive(), Round):
+                self._generate_round(decision)
+            self.batch = decision
+        else:
+            self.batch = self._lead(self.driver)
+        output = self._output(self.batch)
         self._rounds = []  # their tensors would take up memory in the update
         self.rows.retain(self.batch.alive)
-        self._remember_log_probs(self.batch, log_probs)
+        if self._keeps:
+            self._remember_log_probs(self.batch, log_probs)
         return output
 
     def _lead(self, driver: Driver) -> Batch:
@@ -114,32 +115,31 @@ class Collection:
         self._processes.send(batch)
         return batch
 
-    def _follow(self) -> Batch:
-        while isinstance(decision := self._processes.receive(), Round):
-            self._generate_round(decision)
-        assert isinstance(decision, Batch)
-        return decision
-
     # -- a round -------------------------------------------------------------------------------------------------------
 
     def events(self, requests: Sequence[Request]) -> Iterator[Event]:
         """Have all processes generate a round; yield what became of each rollout. The driver calls this."""
-        decided = Round(tuple(requests), self._seed)
+        decided, rewards = Round(tuple(requests), self._seed), self._rewards
         self._processes.send(decided)
         for (request, number, _), row in zip(places(requests), self._generate_round(decided), strict=True):
-            yield _event(request.uid, number, row, self._rewards)
+            if not row.tokens:
+                yield Failure(request.uid, number, "empty_response")
+                continue
+            # A function that returned None does not apply to this prompt: it has no value, and NaN is not equal to it.
+            metrics = {name: value for name, value in zip(rewards.names, row.rewards, strict=True) if value == value}
+            score, said = rewards.score(row), row.tool_tokens
+            yield Rollout(request.uid, number, score, row.tokens, metrics, truncated=row.truncated, tool_tokens=said)
 
     def _generate_round(self, decided: Round) -> list[CompletionRow]:
         """Generate this process's share of a round; return the rows of all processes."""
         self._together = True
         requests = decided.requests
         indices = [request.prompt.index for request, _, _ in places(requests)]
-        even = self._processes.even(indices)
         self.generated += [(request.uid, number) for request, number, _ in places(requests)]
-        self.generated += [None] * (len(even) - len(indices))
-        inputs = self._prompts.rows(self._processes.share(even))
+        self.generated += [None] * (-len(indices) % self._processes.count)
+        inputs = self._prompts.rows(self._processes.share(indices))
         size = self._sizes.n if self._whole(requests) else 1
-        output, own = self._generate(inputs, size, self._processes.share(self._processes.even(decided.seeds)))
+        output, own = self._generate(inputs, size, self._processes.share(decided.seeds))
         rows = self._gathered(own)[: len(indices)]
         for (request, number, _), row in zip(places(requests), rows, strict=True):
             self.rows.put((request.uid, number), row)
@@ -167,14 +167,15 @@ class Collection:
 
     # -- the batch -----------------------------------------------------------------------------------------------------
 
-    def _output(self, batch: Batch, rewards: Rewards) -> dict[str, Any]:
+    def _output(self, batch: Batch) -> dict[str, Any]:
+        """Return what TRL made of the round that the batch is, else columns of its rows; note all advantages."""
         whole = len(self._rounds) == 1 and self._is_round(batch, self._rounds[0][0].requests)
         made = self._rounds[0][1] if whole else None
-        if made is not None and self._processes.count == 1:
-            places_made = [place for place in self.generated if place is not None]  # one process: all of them
-            self.trained = dict(zip(places_made, made["advantages"].tolist(), strict=True))
+        if made is not None and self._processes.count == 1:  # this process generated all of it
+            taken = [(rollout.uid, rollout.index) for group in batch.groups for rollout in group.trained]
+            self.trained = dict(zip(taken, made["advantages"].tolist(), strict=True))
             return made
-        self.trained = self._advantages(batch, rewards)
+        self.trained = self._advantages(batch, self._rewards)
         return made or self._joined(list(self.trained), list(self.trained.values()))
 
     def _is_round(self, batch: Batch, requests: Sequence[Request]) -> bool:
@@ -188,7 +189,7 @@ class Collection:
     def _advantages(self, batch: Batch, rewards: Rewards) -> dict[Place, float]:
         """Return the advantage of every rollout that is trained; baselines are over all rollouts of a group."""
         groups = [[(rollout.uid, rollout.index) for rollout in group.rollouts] for group in batch.groups]
-        found = rewards.advantages([[self.rows[place] for place in group] for group in groups])
+        found = rewards.advantages([self.rows.get(group) for group in groups])
         of = {
             place: value
             for group, own in zip(groups, found, strict=True)
@@ -217,31 +218,14 @@ class Collection:
 
         The engine returned them with the rollout; TRL's ``generate`` did not, so they are computed.
         """
-        if not self._keeps:
-            return
-        waiting = {place: self.rows[place] for place in batch.waiting}
-        lacking = {place: row for place, row in waiting.items() if LOG_PROBS not in row.tensors}
-        sampled = {place: row for place, row in lacking.items() if SAMPLED in row.tensors}
-        for place, row in sampled.items():
-            self.rows.put(place, row.with_log_probs(row.tensors[SAMPLED]))
-        rest = [place for place in lacking if place not in sampled]
-        if not rest:
-            return
-        even = self._processes.even([lacking[place] for place in rest])
-        found = self._processes.gathered(log_probs(self._processes.share(even)))
-        for place, values in zip(rest, found, strict=False):
+        lacking = {place: row for place in batch.waiting if LOG_PROBS not in (row := self.rows[place]).tensors}
+        known = {place: row.tensors[SAMPLED] for place, row in lacking.items() if SAMPLED in row.tensors}
+        rest = [place for place in lacking if place not in known]
+        if rest:
+            mine = self._processes.share([lacking[place] for place in rest])
+            known.update(zip(rest, self._processes.gathered(log_probs(mine)), strict=False))
+        for place, values in known.items():
             self.rows.put(place, lacking[place].with_log_probs(values))
-
-
-def _event(uid: str, number: int, row: CompletionRow, rewards: Rewards) -> Rollout | Failure:
-    """Return what became of a rollout."""
-    tokens = row.tokens
-    if not tokens:
-        return Failure(uid, number, "empty_response")
-    # A function that returned None does not apply to this prompt: it has no value here, and NaN is not equal to it.
-    metrics = {name: value for name, value in zip(rewards.names, row.rewards, strict=True) if value == value}
-    said = row.tool_tokens
-    return Rollout(uid, number, rewards.score(row), tokens, metrics, truncated=row.truncated, tool_tokens=said)
 
 
 @dataclass(frozen=True)
@@ -303,10 +287,7 @@ class Processes:
     def __init__(self, accelerator: Any) -> None:
         self.count: int = accelerator.num_processes
         self.rank: int = accelerator.process_index
-
-    @property
-    def first(self) -> bool:
-        return self.rank == 0
+        self.first = self.rank == 0
 
     def decided(self, decide: Callable[[], T]) -> T:
         """Return on every process what ``decide`` returns on the first; raise on every process what it raises there."""
@@ -341,11 +322,11 @@ class Processes:
         """Return the items of every process, those of the first process first."""
         return list(items) if self.count == 1 else list(gather_object(list(items)))
 
-    def even(self, items: Sequence[T]) -> list[T]:
-        """Return the items with the last one repeated until every process has as many."""
-        return [*items, *[items[-1]] * (-len(items) % self.count)]
-
     def share(self, items: Sequence[T]) -> list[T]:
-        """Return this process's part of items that are even: ``gathered`` puts the parts together again."""
-        size = len(items) // self.count
-        return list(items[self.rank * size : (self.rank + 1) * size])
+        """Return this process's part of the items, of which the last is repeated until every process has as many.
+
+        ``gathered`` puts the parts together again.
+        """
+        even = [*items, *[items[-1]] * (-len(items) % self.count)]
+        size = len(even) // self.count
+        return even[self.rank * size : (self.rank + 1) * size]

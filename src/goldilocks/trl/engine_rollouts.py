@@ -11,7 +11,7 @@ keeps their order and does not say which they are, so each is found again by wha
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -36,7 +36,11 @@ class EngineRollouts:
 
     def __init__(self, args: Any, *, slots: int, eos_ids: Sequence[int], pad_id: int, device: torch.device) -> None:
         require(slots >= 1, "engine_slots", slots, "1 or more rollouts at a time")
-        check(args)
+        usual = {"use_vllm": False, "min_p": None, "repetition_penalty": 1.0, "generation_kwargs": None}
+        for key, accepted in usual.items():
+            value = getattr(args, key)
+            require(value in (accepted, {}), key, value, f"{accepted} with engine_slots")
+        require(args.max_completion_length is not None, "max_completion_length", None, "a length, with engine_slots")
         self._args = args
         self.slots = slots
         self._eos_ids, self._pad_id = eos_ids, pad_id
@@ -97,15 +101,6 @@ def version(model: nn.Module, step: int) -> Version:
     return (step, *((one.data_ptr(), one._version) for one in model.parameters()))
 
 
-def check(args: Any) -> None:
-    """What the engine cannot do, by the key of ``GRPOConfig`` that asks for it."""
-    usual = {"use_vllm": False, "min_p": None, "repetition_penalty": 1.0, "generation_kwargs": None}
-    for key, accepted in usual.items():
-        value = getattr(args, key)
-        require(value in (accepted, {}), key, value, f"{accepted} with engine_slots")
-    require(args.max_completion_length is not None, "max_completion_length", None, "a length, with engine_slots")
-
-
 class Turns:
     """The conversations of one round. ``longest`` bounds what the model and the tools write in all turns together."""
 
@@ -120,9 +115,15 @@ class Turns:
     def next(self, asked: Sequence[Ids]) -> tuple[list[int], list[int]]:
         """Begin a turn; return a seed and a limit in tokens for each conversation that goes on.
 
-        A conversation's noise is a function of its seed and of the turn's number.
+        A conversation's noise is a function of its seed and of the turn's number. Conversations with the same text are
+        told apart by their order, which TRL keeps.
         """
-        self._places = list(self._found(asked))
+        self._places, place = [], 0
+        for ids in asked:
+            while list(ids[: len(self._texts[place])]) != self._texts[place]:
+                place += 1
+            self._places.append(place)
+            place += 1
         written = [len(ids) - self._prompts[place] for ids, place in zip(asked, self._places, strict=True)]
         seeds = [self._seeds[place] for place in self._places]
         later = [hashed(seed, self._turn) for seed in seeds] if self._turn else seeds
@@ -133,12 +134,3 @@ class Turns:
         """Note what the model has answered in the turn that was begun last."""
         for place, ids, answer in zip(self._places, asked, answers, strict=True):
             self._texts[place] = [*ids, *answer]
-
-    def _found(self, asked: Sequence[Ids]) -> Iterator[int]:
-        """Yield each conversation's place. Two with the same text are told apart by their order, which TRL keeps."""
-        place = 0
-        for ids in asked:
-            while list(ids[: len(self._texts[place])]) != self._texts[place]:
-                place += 1
-            yield place
-            place += 1

@@ -26,9 +26,9 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import yaml
@@ -38,18 +38,20 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_utils import TrainOutput
 
 from goldilocks.core import Exhausted
+from goldilocks.core.limits import Budget
 from goldilocks.core.source import conversation_text
+from goldilocks.drive.driver import Meter
 from goldilocks.drive.rows import MemoryRows, Place
 from goldilocks.errors import require
 from goldilocks.losses.log_probs import WeightsGuard, gap_sums, has_experts, mean_gap
 from goldilocks.runs import checkpoints
 from goldilocks.runs.checkpoints import FILE
-from goldilocks.runs.costs import LENGTH, SCORE, SECONDS, SPENT, Budget, Meter
+from goldilocks.runs.costs import LENGTH, SCORE, SECONDS, SPENT
 from goldilocks.runs.files import RunDir, set_aside
 from goldilocks.runs.history import column_and_value, validated_source
-from goldilocks.runs.records import row_key
 from goldilocks.trl.collection import Batch, Collection, Processes
 from goldilocks.trl.rows import COUNTS, LOG_PROBS, SAMPLED
+from goldilocks.types import row_key
 
 if TYPE_CHECKING:
     Base = Any  # a trainer of TRL's, which comes behind the mixin
@@ -176,23 +178,20 @@ class Saved:
         """
         if not self._processes.decided((folder / FILE).exists):
             return 0, None
-        step, processes, rows = self._processes.decided(lambda: self._take_up(folder))
-        if not self._processes.first:
-            self._collection.rows.unpack(rows)
+        driver, rows = self._collection.driver, self._collection.rows
+
+        def load() -> tuple[int, int, Any]:
+            assert driver is not None
+            state = driver.load(folder)
+            return state["step"], state["processes"], rows.groups
+
+        step, processes, rows.groups = self._processes.decided(load)
         file, own = folder / self._batch_file, self._processes.count
         batch = _nested(load_file(file, device=str(device))) if file.exists() else None
         if processes == own or self._processes.decided(lambda: batch is None):
             return step, batch
         logger.warning(ANOTHER_NUMBER, folder, processes, own)
         return 0, None
-
-    def _take_up(self, folder: Path) -> tuple[int, int, list[dict[str, Any]]]:
-        """Load the driver; return TRL's step, who wrote it, and the rows as they travel to the other processes."""
-        driver, rows = self._collection.driver, self._collection.rows
-        assert driver is not None
-        state = driver.load(folder)
-        alone = self._processes.count == 1
-        return state["step"], state["processes"], [] if alone else rows.packed(dict(rows.items()))
 
     @property
     def _batch_file(self) -> str:
@@ -217,17 +216,6 @@ def _nested(flat: dict[str, Tensor]) -> Buffered | None:
 
 
 # -- the record --------------------------------------------------------------------------------------------------------
-
-
-class Taken(Protocol):
-    """A batch that was taken: its groups, the rows of its rollouts, and the advantage of each that is trained."""
-
-    batch: Batch | None
-    trained: dict[Place, float]
-
-    @property
-    def rows(self) -> MemoryRows[Any]:
-        """Rows have a ``prompt`` and a ``completion``."""
 
 
 def add_logged(logged: MutableMapping[str, list[Any]], metrics: Mapping[str, float]) -> None:
@@ -255,30 +243,41 @@ class RunRecord(TrainerCallback):
         self._spent = spent
         self._closing = closing
         self._batch: dict[str, float] = {}
-        self._taken: dict[int, dict[str, float]] = {}  # by step, of batches that are not being trained yet
+        # By step, of batches that are not being trained yet: the collector's metrics, and those of the rows.
+        self._taken: dict[int, tuple[Mapping[str, float], Mapping[str, float]]] = {}
 
-    def batch(self, step: int, collection: Taken) -> None:
-        """Write the rollouts of a batch that is trained at once, and keep its metrics for the step's line."""
-        self.take(step, collection)
-        self.trains(step)
+    def take(self, step: int, batch: Batch, rows: MemoryRows[Any], advantages: Mapping[Place, float]) -> None:
+        """Write the rollouts of a new batch in the form of verl's dumps, and keep its metrics until it is trained.
 
-    def take(self, step: int, collection: Taken) -> None:
-        """Write the rollouts of a new batch, and keep its metrics until it is trained."""
-        batch = collection.batch
-        assert batch is not None
-        trained = [rollout for group in batch.groups for rollout in group.trained]  # as verl counts them
-        mean = math.fsum(rollout.reward for rollout in trained) / max(1, len(trained))
-        lengths = [rollout.tokens for rollout in trained]
-        self._taken[step] = {**batch.metrics, SCORE: mean, LENGTH: sum(lengths) / max(1, len(lengths))}
+        ``rows`` have a ``prompt`` and a ``completion``.
+        """
+        trained = [(group, rollout) for group in batch.groups for rollout in group.trained]  # as verl counts them
+        mean = math.fsum(rollout.reward for _, rollout in trained) / max(1, len(trained))
+        length = sum(rollout.tokens for _, rollout in trained) / max(1, len(trained))
+        self._taken[step] = batch.metrics, {SCORE: mean, LENGTH: length}
         file = self._run.path / "rollouts" / f"{step}.jsonl"
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("w", encoding="utf-8") as out:
-            out.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in _answers(step, collection))
+            for group, rollout in trained:
+                row = rows[rollout.uid, rollout.index]
+                line = {
+                    "input": conversation_text(row.prompt),
+                    "key": group.prompt.key,
+                    "output": conversation_text(row.completion),
+                    "gts": None,
+                    "score": rollout.reward,
+                    "step": step,
+                    "uid": row_key(rollout.uid, rollout.index, 0),
+                    "advantage": advantages[rollout.uid, rollout.index],
+                }
+                out.write(json.dumps(line, ensure_ascii=False) + "\n")
 
-    def trains(self, step: int) -> None:
-        """Have the lines from here on show the batch of this step."""
-        for taken in [one for one in self._taken if one <= step]:
-            self._batch = self._taken.pop(taken)
+    def trains(self, step: int) -> list[Mapping[str, float]]:
+        """Have the lines from here on show the batch of this step; return the metrics of those that lead to it."""
+        begun = [self._taken.pop(taken) for taken in [one for one in self._taken if one <= step]]
+        for collected, own in begun:
+            self._batch = {**collected, **own}
+        return [collected for collected, _ in begun]
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Keep what an earlier start of the run wrote, and write the configuration unless it is there."""
@@ -309,24 +308,6 @@ class RunRecord(TrainerCallback):
     def _write(self, step: int, data: Mapping[str, float]) -> None:
         with self._run.metrics.open("a", encoding="utf-8") as out:
             out.write(json.dumps({"step": step, "data": dict(data)}) + "\n")
-
-
-def _answers(step: int, collection: Taken) -> Iterator[dict[str, Any]]:
-    """Yield a line for each rollout that is trained, in the form of verl's dumps."""
-    assert collection.batch is not None
-    for group in collection.batch.groups:
-        for rollout in group.trained:
-            row = collection.rows[rollout.uid, rollout.index]
-            yield {
-                "input": conversation_text(row.prompt),
-                "key": group.prompt.key,
-                "output": conversation_text(row.completion),
-                "gts": None,
-                "score": rollout.reward,
-                "step": step,
-                "uid": row_key(rollout.uid, rollout.index, 0),
-                "advantage": collection.trained[rollout.uid, rollout.index],
-            }
 
 
 class Over(Exception):

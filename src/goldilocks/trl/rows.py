@@ -15,8 +15,9 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 from trl.trainer.utils import RepeatSampler, split_pixel_values_by_grid
 
 from goldilocks.config.sections import reward_calls
@@ -31,7 +33,7 @@ from goldilocks.config.settings import Settings
 from goldilocks.core.source import TablePrompts
 from goldilocks.drive.filter_gate import FilterGate
 from goldilocks.drive.gate import Judgement
-from goldilocks.drive.rows import MemoryRows, Place
+from goldilocks.drive.rows import MemoryRows
 from goldilocks.errors import require
 from goldilocks.filtering import PPOFilterConfig
 from goldilocks.runs.checkpoints import load_state, save_state
@@ -43,6 +45,7 @@ SAMPLED = "sampling_per_token_logps"  # of the engine that generated
 LOG_PROB = "old_logps"  # of a whole completion, where the loss has one ratio a completion
 OWN = ("advantages", "num_items_in_batch")  # computed for each batch
 FILE = "rows.npz"
+OTHERS = ("prompt", "completion", "truncated", "tool_tokens")  # fields of a row that are written as they are
 COUNTS = ("num_images", "num_tiles")  # lists with a number for each row
 BY_TOKEN = ("token_type_ids", "mm_token_type_ids")  # over prompt and completion
 FIELDS = (
@@ -97,14 +100,7 @@ class CompletionRows(MemoryRows[CompletionRow]):
 
     def save(self, rollouts: Iterable[Rollout], folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        save_state({"rows": self.packed(self.of_groups(rollouts))}, folder / FILE)
-
-    def load(self, folder: Path) -> tuple[()]:
-        return self.unpack(load_state(folder / FILE)["rows"])
-
-    def packed(self, rows: Mapping[Place, CompletionRow]) -> list[dict[str, Any]]:
-        """Return these rows as JSON values and numpy arrays."""
-        return [
+        rows = [
             {
                 "uid": uid,
                 "index": index,
@@ -113,21 +109,18 @@ class CompletionRows(MemoryRows[CompletionRow]):
                     for name, tensor in row.tensors.items()
                 },
                 "rewards": np.array(row.rewards, dtype=np.float64),
-                "prompt": row.prompt,
-                "completion": row.completion,
-                "truncated": row.truncated,
-                "tool_tokens": row.tool_tokens,
+                **{name: getattr(row, name) for name in OTHERS},
             }
-            for (uid, index), row in rows.items()
+            for (uid, index), row in self.of_groups(rollouts).items()
         ]
+        save_state({"rows": rows}, folder / FILE)
 
-    def unpack(self, state: Sequence[Mapping[str, Any]]) -> tuple[()]:
-        """Take back what ``packed`` returned; nothing that was unfinished can go on."""
+    def load(self, folder: Path) -> tuple[()]:
         self.groups = {}
-        for packed in state:
+        for packed in load_state(folder / FILE)["rows"]:
             tensors = {name: torch.from_numpy(array) for name, array in packed["tensors"].items()}
-            rest = [packed[name] for name in ("prompt", "completion", "truncated", "tool_tokens")]
-            row = CompletionRow(tensors, tuple(packed["rewards"].tolist()), *rest)
+            others = {name: packed[name] for name in OTHERS}
+            row = CompletionRow(tensors, tuple(packed["rewards"].tolist()), **others)
             self.put((packed["uid"], packed["index"]), row)
         return ()
 
@@ -154,28 +147,19 @@ def split_rows(output: Mapping[str, Any], ids: Sequence[Sequence[int]]) -> list[
 
 def join_rows(rows: Sequence[CompletionRow], pad_token: int, multiple: int | None) -> dict[str, Any]:
     """Return the columns that TRL trains on, padded as TRL pads them."""
-    fill = {"prompt_ids": pad_token, "completion_ids": pad_token, "tool_mask": 1}
+    fills = {"prompt_ids": pad_token, "completion_ids": pad_token, "tool_mask": 1}
     names = [name for name in rows[0].tensors if all(name in row.tensors for row in rows)]
-    columns = {
-        name: _padded([row.tensors[name] for row in rows], fill.get(name, 0), name in PROMPT, multiple)
-        for name in names
-        if name not in IMAGES
-    }
+    columns: dict[str, Tensor] = {}
+    for name in (name for name in names if name not in IMAGES):
+        values, fill, left = [row.tensors[name] for row in rows], fills.get(name, 0), name in PROMPT
+        if values[0].ndim == 0:
+            columns[name] = torch.stack(values)
+            continue
+        column = pad_sequence(values, True, fill, "left" if left else "right")
+        more = -column.shape[1] % multiple if multiple and column.shape[1] > 1 else 0
+        columns[name] = pad(column, (more, 0) if left else (0, more), value=fill)
     widths = (columns[name].shape[1] for name in ("prompt_ids", "completion_ids"))
     return {**columns, **join_images([row.tensors for row in rows], *widths)}
-
-
-def _padded(values: Sequence[Tensor], fill: int, left: bool, multiple: int | None) -> Tensor:
-    if values[0].ndim == 0:
-        return torch.stack(list(values))
-    width = max(map(len, values))
-    if multiple and width > 1:
-        width = -(-width // multiple) * multiple
-    out = values[0].new_full((len(values), width), fill)
-    for place, one in enumerate(values):
-        start = width - len(one) if left else 0
-        out[place, start : start + len(one)] = one
-    return out
 
 
 # -- rows with a signal: the others are counted in the loss's denominator, and not computed ----------------------------
@@ -356,15 +340,14 @@ class SamplerOrder:
     """
 
     def __init__(self, dataset: Any, *, groups: int, shuffle: bool, seed: int) -> None:
-        self._make: Callable[[], Any] = lambda: RepeatSampler(
-            dataset, mini_repeat_count=1, batch_size=groups, repeat_count=1, shuffle=shuffle, seed=seed
-        )
         size = len(dataset)
         require(size >= groups, "train_dataset", f"{size} prompts", f"at least {groups}: one generation batch")
+        own = {"mini_repeat_count": 1, "batch_size": groups, "repeat_count": 1, "shuffle": shuffle, "seed": seed}
+        self._sampler = partial(RepeatSampler, dataset, **own)
 
     def __call__(self, epoch: int) -> np.ndarray:
         """Return the indices of an epoch. One generator shuffles all epochs, so those before it are drawn first."""
-        sampler = self._make()
+        sampler = self._sampler()
         for _ in range(epoch):
             list(sampler)
         return np.array(list(sampler), dtype=np.int64)

@@ -32,16 +32,7 @@ from goldilocks.errors import require
 from goldilocks.hashing import hashed
 from goldilocks.losses.log_probs import WeightsGuard
 from goldilocks.runs.history import by_column, check_values, column_and_value, metric_name, value_of
-from goldilocks.trl.collection import (
-    SCALE,
-    Collection,
-    Processes,
-    Rewards,
-    Sizes,
-    WrittenFor,
-    having,
-    warn_of_changes,
-)
+from goldilocks.trl.collection import SCALE, Collection, Processes, Rewards, Sizes, WrittenFor, having, warn_of_changes
 from goldilocks.trl.engine_rollouts import EngineRollouts, Turns
 from goldilocks.trl.on_disk import (
     BudgetCallback,
@@ -419,11 +410,15 @@ class CollectedTrainer(WholeCheckpoints):
         return super()._generate(prompts)
 
     def _plain_seeds(self, prompt_ids: Sequence[Sequence[int]]) -> list[int]:
-        """Of rollouts that no collector asked for: an evaluation draws the same noise each time, a batch its own."""
+        """Of rollouts that no collector asked for: an evaluation draws the same noise each time, a batch its own.
+
+        A group may lie on several processes, so rollouts are numbered over all of them.
+        """
+        numbered = list(enumerate(prompt_ids, self.accelerator.process_index * len(prompt_ids)))
         if self.model.training:
-            return [hashed(self.args.seed, self._step, number, *ids) for number, ids in enumerate(prompt_ids)]
+            return [hashed(self.args.seed, self._step, number, *ids) for number, ids in numbered]
         size = NUMBERED * self.num_generations_eval
-        return [hashed(self.args.seed, "evaluation", number % size, *ids) for number, ids in enumerate(prompt_ids)]
+        return [hashed(self.args.seed, "evaluation", number % size, *ids) for number, ids in numbered]
 
     # -- logs ----------------------------------------------------------------------------------------------------------
 
@@ -441,9 +436,11 @@ class CollectedTrainer(WholeCheckpoints):
         before = list(table)[: max(0, len(table) - len(found))]
         table.clear()
         table.extend([*before, *found])
-        add_logged(metrics, {**collection.batch.metrics, "train/padding_rollouts": collection.padding_rollouts})
+        add_logged(metrics, {**collection.batch.metrics, "train/padding_rollouts": collection.generated.count(None)})
         if collection.driver is not None:
-            self._record.batch(self.state.global_step + 1, collection)
+            step = self.state.global_step + 1
+            self._record.take(step, collection.batch, collection.rows, collection.trained)
+            self._record.trains(step)
 
     def _update_metrics(self) -> dict[str, float]:
         """What is known of an update only once it is made."""

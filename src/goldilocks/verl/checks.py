@@ -248,13 +248,31 @@ def check_text(data: Any, reader: str, splits: Sequence[str] = SPLITS) -> None:
 
 
 def check_readable(config: Any) -> None:
-    """Raise ``ValueError`` for data with more than text that verl would fail to read, after minutes or in silence."""
+    """Raise ``ValueError`` for data with more than text that verl would fail to read, after minutes or in silence.
+
+    verl drops every prompt whose image it cannot read, and says so once a prompt. It goes on without a processor that
+    it cannot make, and fails at the first prompt.
+    """
     found = next(_found(config.data), None)
     if found is None or value_at(config, "data.custom_cls.path"):  # a data set of the user's own reads as it likes
         return
     key, column, file = found
-    problem = _missing_library() or _missing_processor(config.actor_rollout_ref.model)
-    require(not problem, f"data.{key}", column, f"a name that is no column of {file}, since {problem}")
+    problem = ""
+    try:
+        importlib.import_module("qwen_vl_utils")
+    except Exception as error:  # torchvision raises a RuntimeError where it does not fit torch
+        problem = f"reads images with qwen_vl_utils and torchvision, which fail here: {error}"
+    model = config.actor_rollout_ref.model
+    folder = Path(str(model.get("path"))).expanduser()
+    if not problem and folder.is_dir() and not model.get("trust_remote_code"):
+        from verl.utils.tokenizer import hf_processor
+
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            made = hf_processor(str(folder), trust_remote_code=False)
+        reasons = [str(one.message) for one in said if "processor" in str(one.message)] or ["it has none"]
+        problem = "" if made is not None else f"makes no processor of {folder} ({reasons[-1]})"
+    require(not problem, f"data.{key}", column, f"a name that is no column of {file}, since verl {problem}")
 
 
 def _found(data: Any, splits: Sequence[str] = SPLITS) -> Iterator[tuple[str, str, Path]]:
@@ -287,26 +305,3 @@ def _columns(file: Path) -> set[str]:
         if known is None or not known.has_null_count or known.null_count < chunk.num_values:
             found.add(chunk.path_in_schema.split(".")[0])
     return found
-
-
-def _missing_library() -> str:
-    """verl drops every prompt whose image it cannot read, and says so once a prompt."""
-    try:
-        importlib.import_module("qwen_vl_utils")
-    except Exception as error:  # torchvision raises a RuntimeError where it does not fit torch
-        return f"verl reads images with qwen_vl_utils and torchvision, which fail here: {error}"
-    return ""
-
-
-def _missing_processor(model: Any) -> str:
-    """verl goes on without a processor that it cannot make, and fails at the first prompt."""
-    folder = Path(str(model.get("path"))).expanduser()
-    if model.get("trust_remote_code") or not folder.is_dir():
-        return ""
-    from verl.utils.tokenizer import hf_processor
-
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        made = hf_processor(str(folder), trust_remote_code=False)
-    reasons = [str(one.message) for one in said if "processor" in str(one.message)]
-    return "" if made is not None else f"verl makes no processor of {folder} ({(reasons or ['it has none'])[-1]})"

@@ -93,63 +93,23 @@ def loader_order(sampler: Any) -> Callable[[int], np.ndarray]:
     return order
 
 
-class DriverCheckpoint:
-    """Saves and loads a driver in the folders of verl's checkpoints."""
-
-    def __init__(self, trainer: Any, driver: Driver) -> None:
-        """``trainer`` is that section of verl's config."""
-        self._trainer = trainer
-        self._driver = driver
-        self.step: int | None = None  # of the newest checkpoint whose weights are in its folder for certain
-
-    def folder(self, step: int) -> Path:
-        """Return the folder in which verl saves this step's weights."""
-        return Path(self._trainer.default_local_dir) / f"global_step_{step}"
-
-    def save(self, step: int) -> None:
-        """Write the state into the folder of the step."""
-        self._driver.save(self.folder(step))
-        self.step = step
-
-    def take_up(self, step: int) -> None:
-        """Load the state that belongs to the weights verl has loaded, and say what was found."""
-        if self._trainer.resume_mode == "disable":
-            return
-        path = self._trainer.resume_from_path
-        folder = Path(path) if self._trainer.resume_mode == "resume_path" else self.folder(step)
-        if (folder / FILE).exists():
-            self._driver.load(folder)
-            here = folder.resolve() == self.folder(step).resolve()
-            self.step = step if here and not self._trainer.del_local_ckpt_after_load else None
-            collector = self._driver.collector
-            paused = f", {len(collector.paused)} rollouts go on from what they had written" if collector.paused else ""
-            print(
-                f"Goldilocks goes on from {folder}: {collector.prompts_issued} prompts issued, {len(collector.kept)} "
-                f"groups wait to be trained, {len(collector.waiting_rollouts)} rollouts are kept{paused}"
-            )
-        elif folder.is_dir():
-            print(
-                f"Goldilocks finds no {FILE} in {folder}, a checkpoint of verl's own trainer: its weights are "
-                "taken up; the data begin anew with the first prompt of the first epoch, and every count at 0"
-            )
-
-
 class Driven:
     """Mixed into one of verl's trainers: its batches are a driver's, which ends the run and is saved with verl's
-    checkpoints."""
+    checkpoints; and it validates by column."""
 
     if TYPE_CHECKING:
         config: Any
         settings: Settings
         train_dataset: Any
         train_dataloader: Any
+        val_dataloader: Any
         total_training_steps: int
         global_steps: int
         checkpoint_manager: Any
 
     collector: Collector
     driver: Driver
-    driver_checkpoint: DriverCheckpoint
+    _saved_step: int | None = None  # of the newest checkpoint whose weights are in its folder for certain
 
     def _collect(self) -> None:
         """Rehearse the config, and make the collector of the trainer's data in the order of its loader."""
@@ -164,7 +124,10 @@ class Driven:
         if note := untested("verl"):
             print(note)
         self.driver = driver
-        self.driver_checkpoint = DriverCheckpoint(self.config.trainer, driver)
+
+    def _mini_batches(self, section: Any) -> int:
+        """How many mini-batches of the actor's or the critic's section are a batch; both are counted in prompts."""
+        return max(1, round(self.config.data.train_batch_size / section.ppo_mini_batch_size))
 
     def _end_if_over(self, metrics: dict[str, float]) -> bool:
         """Return whether this update is the last: the budget is spent, or the epochs are over.
@@ -183,14 +146,39 @@ class Driven:
                 trainer[key] = self.global_steps if trainer[key] > 0 else trainer[key]
         return last
 
+    @property
+    def _checkpoint(self) -> Path:
+        """The folder in which verl saves the weights of this step."""
+        return Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
+
     def _save_checkpoint(self) -> None:
         """The driver's state first: verl writes the file that makes the checkpoint count last."""
-        self.driver_checkpoint.save(self.global_steps)
+        self.driver.save(self._checkpoint)
+        self._saved_step = self.global_steps
         super()._save_checkpoint()  # type: ignore[misc]
 
     def _load_checkpoint(self) -> None:
+        """Load the state that belongs to the weights verl has loaded, and say what was found."""
         super()._load_checkpoint()  # type: ignore[misc]
-        self.driver_checkpoint.take_up(self.global_steps)
+        trainer = self.config.trainer
+        if trainer.resume_mode == "disable":
+            return
+        folder = Path(trainer.resume_from_path) if trainer.resume_mode == "resume_path" else self._checkpoint
+        if (folder / FILE).exists():
+            self.driver.load(folder)
+            if folder.resolve() == self._checkpoint.resolve() and not trainer.del_local_ckpt_after_load:
+                self._saved_step = self.global_steps
+            collector = self.collector
+            paused = f", {len(collector.paused)} rollouts go on from what they had written" if collector.paused else ""
+            print(
+                f"Goldilocks goes on from {folder}: {collector.prompts_issued} prompts issued, {len(collector.kept)} "
+                f"groups wait to be trained, {len(collector.waiting_rollouts)} rollouts are kept{paused}"
+            )
+        elif folder.is_dir():
+            print(
+                f"Goldilocks finds no {FILE} in {folder}, a checkpoint of verl's own trainer: its weights are "
+                "taken up; the data begin anew with the first prompt of the first epoch, and every count at 0"
+            )
 
     @contextmanager
     def _keeping_what_was_generated(self) -> Iterator[None]:
@@ -200,13 +188,42 @@ class Driven:
         except Exhausted as error:
             self.driver.put_back()
             self.global_steps -= 1  # the weights are those of the update before this step, the last that was made
-            if self.driver_checkpoint.step == self.global_steps:
-                self.driver_checkpoint.save(self.global_steps)  # its weights are there already
+            if self._saved_step == self.global_steps:
+                self.driver.save(self._checkpoint)  # its weights are there already
             else:
                 self.checkpoint_manager.sleep_replicas()
                 self._save_checkpoint()
-            folder = self.driver_checkpoint.folder(self.global_steps)
-            raise Exhausted(f"{error} What was generated is saved in {folder}.") from error
+            raise Exhausted(f"{error} What was generated is saved in {self._checkpoint}.") from error
+
+    def _validate(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.settings.policies.validate_by:
+            return super()._validate(*args, **kwargs)  # type: ignore[misc]
+        loader = self.val_dataloader
+        self.val_dataloader = self._validated = RememberingLoader(loader)
+        try:
+            return super()._validate(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self.val_dataloader = loader
+
+    def _val_metrics_update(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        metrics: dict[str, float] = super()._val_metrics_update(*args, **kwargs)  # type: ignore[misc]
+        uids: Sequence[str] = args[1]
+        infos: Mapping[str, Sequence[Any]] = args[2]
+        columns = self.settings.policies.validate_by
+        right = infos.get("acc") or infos["reward"]
+        rows = self._validated.rows() if columns else {}
+        for column in columns:
+            values = [value_of(rows[str(uid)], column) for uid in uids]
+            metrics |= accuracy_by(column, values, [float(one or 0.0) for one in right])
+        expected: Mapping[Any, int] | None = kwargs.get("expected_acc_counts")  # how many each prompt was asked for
+        if expected is not None:  # on V0 a failure ends the run
+            asked = sum(expected.values())
+            failed = metrics["val/failed_answers"] = asked - len(uids)
+            if failed:  # though it may be the reward function that failed
+                said = "%d of %d answers of the validation failed: verl's acc counts them as wrong"
+                logger.warning(said, failed, asked)
+        self.collector.beliefs.tell(metrics)
+        return metrics
 
 
 @contextmanager
@@ -247,45 +264,6 @@ def schedule_note(config: Any, settings: Settings, updates: int) -> str | None:
                 "set trainer.total_training_steps to the number of updates that you expect"
             )
     return None
-
-
-class ValidatesByColumn:
-    """Mixed into one of verl's trainers."""
-
-    config: Any
-    settings: Any
-    collector: Any
-    val_dataloader: Any
-
-    def _validate(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.settings.policies.validate_by:
-            return super()._validate(*args, **kwargs)  # type: ignore[misc]
-        loader = self.val_dataloader
-        self.val_dataloader = self._validated = RememberingLoader(loader)
-        try:
-            return super()._validate(*args, **kwargs)  # type: ignore[misc]
-        finally:
-            self.val_dataloader = loader
-
-    def _val_metrics_update(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        metrics: dict[str, float] = super()._val_metrics_update(*args, **kwargs)  # type: ignore[misc]
-        uids: Sequence[str] = args[1]
-        infos: Mapping[str, Sequence[Any]] = args[2]
-        columns = self.settings.policies.validate_by
-        right = infos.get("acc") or infos["reward"]
-        rows = self._validated.rows() if columns else {}
-        for column in columns:
-            values = [value_of(rows[str(uid)], column) for uid in uids]
-            metrics |= accuracy_by(column, values, [float(one or 0.0) for one in right])
-        expected: Mapping[Any, int] | None = kwargs.get("expected_acc_counts")  # how many each prompt was asked for
-        if expected is not None:  # on V0 a failure ends the run
-            asked = sum(expected.values())
-            failed = metrics["val/failed_answers"] = asked - len(uids)
-            if failed:  # though it may be the reward function that failed
-                said = "%d of %d answers of the validation failed: verl's acc counts them as wrong"
-                logger.warning(said, failed, asked)
-        self.collector.beliefs.tell(metrics)
-        return metrics
 
 
 class RememberingLoader:

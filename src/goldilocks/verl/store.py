@@ -32,8 +32,7 @@ from verl.utils.transferqueue_utils import kv_batch_meta2batch_meta
 from goldilocks.drive.rows import Place, RowStore
 from goldilocks.losses.advantages import Untrained
 from goldilocks.runs.checkpoints import ARRAY, from_json, to_json
-from goldilocks.runs.records import split_row_key
-from goldilocks.types import Group, Request, Rollout
+from goldilocks.types import Group, Request, Rollout, split_row_key
 
 PARTITION = "train"  # of the TransferQueue, where rollouts are stored
 UNFINISHED = "unfinished"  # the folder of saved answers in a checkpoint
@@ -87,38 +86,13 @@ def stale_tokens(tags: list[dict[str, Any]], policy: int, response_mask: torch.T
 # -- rows that wait ----------------------------------------------------------------------------------------------------
 
 
-class Unfinished:
-    """The answers of unfinished rollouts; ``answers`` asks the workers for them."""
-
-    def __init__(self, answers: Callable[[], list[SavedAnswer]]) -> None:
-        self._answers = answers
-        self._loaded: dict[Place, Any] = {}
-
-    def save(self, folder: Path) -> None:
-        """Write the answers, those that were loaded and not given out yet included."""
-        waiting = [[uid, index, answer] for (uid, index), answer in self._loaded.items()]
-        save_rows([*self._answers(), *waiting], folder)
-
-    def load(self, folder: Path) -> Collection[Place]:
-        """Load what ``save`` wrote; return the rollouts that can continue."""
-        self._loaded = {(uid, index): answer for uid, index, answer in load_rows(folder)}
-        return self._loaded.keys()
-
-    def retain(self, alive: Collection[str]) -> None:
-        """Forget the answers of every group but these."""
-        self._loaded = {name: answer for name, answer in self._loaded.items() if name[0] in alive}
-
-    def give(self, request: Request) -> dict[int, Any]:
-        """Return the answers of the rollouts of a request, by index, each once."""
-        names = ((request.uid, index) for index in range(request.first, request.first + request.n))
-        return {name[1]: self._loaded.pop(name) for name in names if name in self._loaded}
-
-
 class QueueRows(RowStore[Payload]):
     """The rows in the queue, by group. What it is given and returns are payloads: the keys and tags of rows."""
 
-    def __init__(self, unfinished: Unfinished) -> None:
-        self.unfinished = unfinished
+    def __init__(self, unfinished: Callable[[], list[SavedAnswer]]) -> None:
+        """``unfinished`` returns the answers of rollouts that have not ended, of the moment that is being saved."""
+        self._unfinished = unfinished
+        self._answers: dict[Place, Any] = {}  # that were loaded, and not given out yet
         self._payloads: dict[str, dict[int, Payload]] = {}
         self._left: set[str] = set()  # keys of rows that verl frees
 
@@ -143,7 +117,12 @@ class QueueRows(RowStore[Payload]):
         self._payloads = {uid: group for uid, group in self._payloads.items() if uid in alive}
         clear(gone - self._left)
         self._left -= gone
-        self.unfinished.retain(alive)
+        self._answers = {place: answer for place, answer in self._answers.items() if place[0] in alive}
+
+    def give(self, request: Request) -> dict[int, Any]:
+        """Return the loaded answers of the rollouts of a request, by index, each once."""
+        places = ((request.uid, index) for index in range(request.first, request.first + request.n))
+        return {place[1]: self._answers.pop(place) for place in places if place in self._answers}
 
     def _pairs(self, uids: Iterable[str]) -> Iterator[list[Any]]:
         """The key and the tag of each row of these groups."""
@@ -159,7 +138,8 @@ class QueueRows(RowStore[Payload]):
             plain = {name: value.data if isinstance(value, NonTensorData) else value for name, value in fields}
             rows.append([key, tag, plain])
         save_rows(rows, folder)
-        self.unfinished.save(folder / UNFINISHED)
+        waiting = [[uid, index, answer] for (uid, index), answer in self._answers.items()]
+        save_rows([*self._unfinished(), *waiting], folder / UNFINISHED)
 
     def load(self, folder: Path) -> Collection[Place]:
         """Put what ``save`` wrote back into the queue, under the same keys; return the rollouts that can go on."""
@@ -169,7 +149,8 @@ class QueueRows(RowStore[Payload]):
             for key, tag in zip(keys, tags, strict=True):
                 uid, index = split_row_key(key)
                 self._payloads.setdefault(uid, {}).setdefault(index, []).append([key, tag])
-        return self.unfinished.load(folder / UNFINISHED)
+        self._answers = {(uid, index): answer for uid, index, answer in load_rows(folder / UNFINISHED)}
+        return self._answers.keys()
 
 
 # -- rows of a batch ---------------------------------------------------------------------------------------------------
@@ -185,11 +166,13 @@ def _batch(pairs: Payload) -> KVBatchMeta:
 
 
 def untrained_of(groups: Iterable[Group]) -> dict[str, list[Untrained]]:
-    """The rollouts of each group that are not trained and count in its baseline."""
+    """The rollouts of each group that are not trained and count in its baseline; none of groups trained whole."""
     found = {}
     for group in groups:
         trained = {rollout.index for rollout in group.trained}
-        found[group.uid] = [Untrained(one.reward, one.tokens) for one in group.rollouts if one.index not in trained]
+        others = [Untrained(one.reward, one.tokens) for one in group.rollouts if one.index not in trained]
+        if others:
+            found[group.uid] = others
     return found
 
 
@@ -271,8 +254,8 @@ class _Stored:
             TENSOR: tensors.__getitem__,
             ARRAY: lambda name: tensors[name].numpy(),
             BYTES: self._bytes,
-            PNG: lambda name: _from_png(self._bytes(name)),
-            PIXELS: lambda about: _from_pixels(about[0], tuple(about[1]), self._bytes(about[2])),
+            PNG: self._from_png,
+            PIXELS: self._from_pixels,
         }
 
     def put(self, value: Any) -> Any:
@@ -283,9 +266,11 @@ class _Stored:
             return {ARRAY: self._put_tensor(torch.from_numpy(np.ascontiguousarray(value)))}
         if isinstance(value, (bytes, bytearray)):
             return {BYTES: self._put_bytes(value)}
-        if _is_picture(value) and value.mode in AS_PNG:
-            return {PNG: self._put_bytes(_as_png(value))}
-        if _is_picture(value):
+        pil = sys.modules.get("PIL.Image")  # where PIL was never imported, nothing is a picture
+        if pil is not None and isinstance(value, pil.Image):
+            if value.mode in AS_PNG:
+                value.save(file := io.BytesIO(), format="PNG")
+                return {PNG: self._put_bytes(file.getvalue())}
             return {PIXELS: [value.mode, value.size, self._put_bytes(value.tobytes())]}
         return to_json(_plain(value), self.put, self.marks)
 
@@ -308,6 +293,20 @@ class _Stored:
     def _bytes(self, name: str) -> bytes:
         return self.tensors[name].numpy().tobytes()
 
+    def _from_png(self, name: str) -> Any:
+        """Return the picture of a PNG file; no other format is opened."""
+        from PIL import Image
+
+        image = Image.open(io.BytesIO(self._bytes(name)), formats=("PNG",))
+        image.load()
+        return image
+
+    def _from_pixels(self, about: Sequence[Any]) -> Any:
+        from PIL import Image
+
+        mode, size, name = about
+        return Image.frombytes(mode, tuple(size), self._bytes(name))
+
 
 def _digest(data: bytes | bytearray | memoryview) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
@@ -323,31 +322,3 @@ def _plain(value: Any) -> Any:
         "a rollout has a field that is neither a tensor nor a JSON value, and neither bytes nor a picture: "
         f"{type(value).__name__} {value!r:.80}"
     )
-
-
-def _is_picture(value: object) -> bool:
-    """Whether this is an image of PIL. Where PIL was never imported, nothing is."""
-    pil = sys.modules.get("PIL.Image")
-    return pil is not None and isinstance(value, pil.Image)
-
-
-def _as_png(image: Any) -> bytes:
-    file = io.BytesIO()
-    image.save(file, format="PNG")
-    return file.getvalue()
-
-
-def _from_png(data: bytes) -> Any:
-    """Return the picture of a file that ``_as_png`` wrote; no other format is opened."""
-    from PIL import Image
-
-    image = Image.open(io.BytesIO(data), formats=("PNG",))
-    image.load()
-    return image
-
-
-def _from_pixels(mode: str, size: tuple[int, int], pixels: bytes) -> Any:
-    """Return the picture whose ``tobytes`` are these."""
-    from PIL import Image
-
-    return Image.frombytes(mode, size, pixels)

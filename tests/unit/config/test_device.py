@@ -19,13 +19,18 @@ from goldilocks.verl.checks import check_run
 plugin.additions()
 
 GROUP = Path(goldilocks.config.__file__).parent / "device"
+SMALL = [
+    "actor_rollout_ref.model.path=/model",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+    "data.train_batch_size=8",
+]
 
 
 def _compose(*overrides: str) -> Any:
     from hydra import compose, initialize_config_module
 
     with initialize_config_module("verl.trainer.config", version_base=None):
-        return compose("ppo_trainer", overrides=["actor_rollout_ref.model.path=/model", *overrides])
+        return compose("ppo_trainer", overrides=[*SMALL, *overrides])
 
 
 def _validate(config: Any) -> None:
@@ -42,7 +47,7 @@ def test_there_is_a_config_for_every_device() -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_verl_accepts_the_config_of_a_device(device: str) -> None:
-    config = _compose(f"+device={device}", "actor_rollout_ref.actor.ppo_mini_batch_size=8", "data.train_batch_size=8")
+    config = _compose(f"+device={device}")
     _validate(config)
     assert config.trainer.device == device
     assert config.critic.model.path == "/model"
@@ -65,9 +70,8 @@ def test_tensor_parallel_rollouts_are_refused_before_anything_starts() -> None:
 
 @pytest.mark.parametrize("merge", [False, True])
 def test_our_rollout_server_takes_adapters_merged_whatever_the_config_says(merge: bool) -> None:
-    sizes = ("actor_rollout_ref.actor.ppo_mini_batch_size=8", "data.train_batch_size=8")
     lora = ("actor_rollout_ref.model.lora_rank=8", f"actor_rollout_ref.model.lora.merge={merge}")
-    _validate(_compose("+device=cpu", *sizes, *lora))
+    _validate(_compose("+device=cpu", *lora))
 
 
 @pytest.mark.parametrize("engine", ["transformers", "vllm"])
@@ -76,23 +80,21 @@ def test_between_devices_adapters_are_merged_with_every_engine(engine: str) -> N
     from goldilocks.verl.update.async_trainer import prepare
 
     apart = ["rollout.nnodes=1", "rollout.checkpoint_engine.backend=ray", f"rollout.name={engine}", "model.lora_rank=8"]
-    given = [*(f"actor_rollout_ref.{key}" for key in apart), "data.train_batch_size=8"]
-    config = _compose("+device=cpu", *given, "actor_rollout_ref.actor.ppo_mini_batch_size=8")
+    config = _compose("+device=cpu", *(f"actor_rollout_ref.{key}" for key in apart))
     assert not config.actor_rollout_ref.model.lora.merge
     prepare(config)
     assert config.actor_rollout_ref.model.lora.merge
 
 
 def test_models_and_data_with_pictures_are_refused_before_anything_starts(tmp_path: Path) -> None:
-    sizes = ["+device=cpu", "actor_rollout_ref.actor.ppo_mini_batch_size=8", "data.train_batch_size=8"]
     Qwen2VLConfig().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"model\.path=.* a model of text alone, which qwen2_vl is not, .*name=vllm"):
-        _validate(_compose(*sizes, f"actor_rollout_ref.model.path={tmp_path}"))
+        _validate(_compose("+device=cpu", f"actor_rollout_ref.model.path={tmp_path}"))
     file = tmp_path / "train.parquet"
     pandas.DataFrame({"prompt": ["What is it?"], "images": [[b"a picture"]]}).to_parquet(file)
     with pytest.raises(ValueError, match=r"data\.image_key='images' is not accepted: .* takes text; .*name=vllm"):
-        _validate(_compose(*sizes, f"data.train_files={file}"))
-    _validate(_compose(*sizes, f"data.train_files=[{file}]", "data.image_key=pictures"))
+        _validate(_compose("+device=cpu", f"data.train_files={file}"))
+    _validate(_compose("+device=cpu", f"data.train_files=[{file}]", "data.image_key=pictures"))
 
 
 @pytest.mark.parametrize("images", [[[], None], [None, None]])
@@ -100,8 +102,7 @@ def test_models_and_data_with_pictures_are_refused_before_anything_starts(tmp_pa
 def test_an_empty_column_of_images_is_text(tmp_path: Path, engine: str, images: list[Any]) -> None:
     file = tmp_path / "train.parquet"
     pandas.DataFrame({"prompt": ["What is it?", "And this?"], "images": images}).to_parquet(file)
-    sizes = ["+device=cpu", "actor_rollout_ref.actor.ppo_mini_batch_size=8", "data.train_batch_size=8"]
-    _validate(_compose(*sizes, f"data.train_files={file}", f"actor_rollout_ref.rollout.name={engine}"))
+    _validate(_compose("+device=cpu", f"data.train_files={file}", f"actor_rollout_ref.rollout.name={engine}"))
 
 
 def test_images_that_verl_could_not_read_are_refused_before_anything_starts(
@@ -111,8 +112,7 @@ def test_images_that_verl_could_not_read_are_refused_before_anything_starts(
     file, model = tmp_path / "train.parquet", tmp_path / "model"
     pandas.DataFrame({"prompt": ["What is it?"], "images": [[b"a picture"]]}).to_parquet(file)
     Qwen2VLConfig().save_pretrained(model)
-    words = ["+device=cpu", "actor_rollout_ref.actor.ppo_mini_batch_size=8", "data.train_batch_size=8"]
-    words += [f"data.train_files={file}", "actor_rollout_ref.rollout.name=vllm"]
+    words = ["+device=cpu", f"data.train_files={file}", "actor_rollout_ref.rollout.name=vllm"]
     refused = rf"data\.image_key='images' is not accepted: a name that is no column of {file}, since verl "
     monkeypatch.setitem(sys.modules, "qwen_vl_utils", None)
     with pytest.raises(ValueError, match=rf"{refused}reads images with qwen_vl_utils and torchvision, which fail here"):
@@ -127,7 +127,6 @@ def test_images_that_verl_could_not_read_are_refused_before_anything_starts(
 def test_texts_longer_than_a_models_window_are_refused_before_anything_starts(tmp_path: Path) -> None:
     MistralConfig(sliding_window=128).save_pretrained(tmp_path)
     given = ["+device=cpu", f"actor_rollout_ref.model.path={tmp_path}", "data.max_prompt_length=64"]
-    given += ["actor_rollout_ref.actor.ppo_mini_batch_size=8", "data.train_batch_size=8"]
     _validate(_compose(*given, "data.max_response_length=64"))
     name = r"actor_rollout_ref\.rollout\."
     with pytest.raises(ValueError, match=rf"{name}prompt_length \+ response_length=129 .* sliding_window=128 or less"):
@@ -139,16 +138,8 @@ def test_texts_longer_than_a_models_window_are_refused_before_anything_starts(tm
 
 
 def test_another_rollout_engine_is_none_of_our_business() -> None:
-    _validate(
-        _compose(
-            "+device=cuda",
-            "trainer.n_gpus_per_node=2",
-            "data.train_batch_size=8",
-            "actor_rollout_ref.actor.ppo_mini_batch_size=8",
-            "actor_rollout_ref.rollout.name=vllm",
-            "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
-        )
-    )
+    rollout = [f"actor_rollout_ref.rollout.{key}" for key in ("name=vllm", "tensor_model_parallel_size=2")]
+    _validate(_compose("+device=cuda", "trainer.n_gpus_per_node=2", *rollout))
 
 
 @pytest.mark.parametrize(("name", "freed"), [("transformers", False), ("vllm", True), ("sglang", True)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
@@ -11,7 +12,7 @@ from builders import answer, observe, plain_collector
 from goldilocks import Collector, Exhausted, Failure, Limits, ListSource, Rollout, Surplus
 from goldilocks.core.allocators import Adaptive, Fixed
 from goldilocks.core.filters import Band, Everything, Length, Variance
-from goldilocks.core.selectors import Uniform
+from goldilocks.core.selectors import Thompson, Uniform
 from goldilocks.types import OnExhausted
 
 
@@ -33,25 +34,6 @@ def test_requests_never_exceed_the_room_and_go_on_where_they_stopped() -> None:
     assert [(request.uid, request.n, request.first) for request in rest] == [("g0", 1, 3), ("g1", 4, 0)]
 
 
-def test_a_refill_asks_for_what_is_missing_over_the_keep_rate() -> None:
-    subject = collector(target_groups=20, gen_batch_size=80)
-    requests = subject.requests()
-    answer(subject, requests[:60], rewards=(1.0, 1.0))  # dropped
-    answer(subject, requests[60:], rewards=(1.0, 0.0))
-    assert subject.ready
-    subject.take()
-    assert len(subject.requests()) == pytest.approx(80, abs=2)  # a quarter was kept: four times as many are needed
-
-
-def test_groups_are_taken_in_the_order_their_prompts_were_issued() -> None:
-    subject = collector(gen_batch_size=4)
-    requests = subject.requests()
-    for request in reversed(requests):
-        answer(subject, [request])
-    assert [group.uid for group in subject.take()] == ["g0", "g1"]
-    assert [group.uid for group in subject.kept] == ["g2", "g3"]
-
-
 def test_surplus_is_carried_and_trained_first_and_expires_with_age() -> None:
     subject = collector(gen_batch_size=6, surplus=Surplus(max_carry_steps=1))
     answer(subject, subject.requests())
@@ -62,14 +44,6 @@ def test_surplus_is_carried_and_trained_first_and_expires_with_age() -> None:
     assert not subject.ready
     assert subject.metrics()["train/groups_expired"] == 2
     assert subject.accounts.tokens["expired"] == 40
-
-
-def test_no_carry_is_dapos_trimming() -> None:
-    subject = collector(gen_batch_size=6, surplus=Surplus(max_carry_steps=0))
-    answer(subject, subject.requests())
-    subject.take()
-    subject.requests()
-    assert subject.metrics()["train/groups_expired"] == 4
 
 
 def test_graded_rewards_show_their_parts_their_spread_and_how_many_pass() -> None:
@@ -170,7 +144,7 @@ def test_a_batch_that_is_not_ready_is_not_taken() -> None:
 def test_a_saved_state_of_another_layout_is_refused() -> None:
     state = collector().state_dict()
     state["layout"] -= 1
-    with pytest.raises(ValueError, match="layout=4 is not accepted: a state saved in layout 5; start the run anew"):
+    with pytest.raises(ValueError, match="layout=5 is not accepted: a state saved in layout 6; start the run anew"):
         collector().load_state_dict(state)
 
 
@@ -328,30 +302,45 @@ def test_a_reordered_data_set_finds_its_groups_and_beliefs_again() -> None:
     assert visited == {request.prompt.payload for request in requests[:3]}
 
 
+@pytest.mark.parametrize("there", [range(20)[::-1], range(19, 7, -1), range(28)], ids=["moved", "fewer", "more"])
+def test_without_repeats_other_data_are_visited_once_each(there: range) -> None:
+    names = [f"prompt {index}" for index in range(20)]
+    before = Collector(ListSource(names), Uniform(), Fixed(2), Everything(), target_groups=4, repeat=False)
+    seen = before.requests()
+    answer(before, seen)
+    before.take()
+    now = [f"prompt {index}" for index in there]
+    after = Collector(ListSource(now), Uniform(), Fixed(2), Everything(), target_groups=4, repeat=False)
+    after.load_state_dict(before.state_dict())
+    again: list[str] = []
+    with contextlib.suppress(Exhausted):
+        while len(again) < 100:
+            requests = after.requests()
+            answer(after, requests)
+            again += [request.prompt.payload for request in requests]
+            if after.ready:
+                after.take()
+    assert sorted(again) == sorted({*now} - {request.prompt.payload for request in seen})
+
+
+def test_an_explored_prompt_is_known_again_in_reordered_data() -> None:
+    names = [f"prompt {index}" for index in range(8)]
+    before, after = (
+        Collector(ListSource(one), Thompson(explore=1.0), Fixed(2), Everything(), target_groups=4)
+        for one in (names, names[::-1])
+    )
+    before.requests()
+    after.load_state_dict(before.state_dict())
+    after.reissue()
+    answer(after, after.requests())
+    assert after.metrics()["selector/explored_groups"] == 4
+
+
 # -- the number of a visit, by which its noise is seeded -------------------------------------------------------------
 
 
 def visits(requests: list[Any]) -> list[tuple[Any, int]]:
     return [(request.prompt.payload, request.visit) for request in requests]
-
-
-def test_two_open_visits_to_one_prompt_have_different_numbers() -> None:
-    subject = collector(2, target_groups=6)
-    requests = subject.requests()
-    assert sorted(visits(requests)) == [(f"prompt {index}", visit) for index in range(2) for visit in range(3)]
-    answer(subject, requests)
-    subject.take()
-    assert {visit for _, visit in visits(subject.requests())} == {3, 4, 5}
-
-
-def test_a_prompt_that_goes_back_to_the_queue_is_visited_anew() -> None:
-    subject = collector(9, gen_batch_size=3, surplus=Surplus(0, "requeue"))
-    requests = subject.requests()
-    answer(subject, requests[:2])
-    subject.take()
-    again = subject.requests()
-    assert visits(again)[0] == (requests[2].prompt.payload, 1)
-    assert {visit for _, visit in visits(again)[1:]} == {0}
 
 
 def test_numbers_of_visits_are_saved_and_find_their_prompts_in_reordered_data() -> None:
@@ -387,10 +376,7 @@ def test_a_prompt_in_hand_that_is_gone_from_the_data_is_named() -> None:
         ({"prompts": 0}, "source='0 prompts' is not accepted"),
         ({"target_groups": 0}, "target_groups=0 is not accepted: 1 or more"),
         ({"gen_batch_size": 0}, "gen_batch_size=0 is not accepted"),
-        (
-            {"prompts": 3, "target_groups": 4, "repeat": False},
-            "target_groups=4 is not accepted: at most 3 without repeats",
-        ),
+        ({"prompts": 3, "target_groups": 4, "repeat": False}, "target_groups=4 is not accepted: at most 3 without"),
     ],
 )
 def test_bounds_that_cannot_be_met_are_refused(bounds: dict[str, Any], message: str) -> None:
@@ -401,18 +387,12 @@ def test_bounds_that_cannot_be_met_are_refused(bounds: dict[str, Any], message: 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda: Limits(on_exhausted="panic"),
-            "algorithm.filter_groups.on_exhausted='panic' is not accepted: one of error, shrink, backfill",
-        ),
+        (lambda: Limits(on_exhausted="panic"), "on_exhausted='panic' is not accepted: one of error, shrink, backfill"),
         (lambda: Limits(max_tokens_per_step=9), "max_tokens_per_rollout=None is not accepted"),
         (lambda: Limits(max_rollouts_per_step=0), "goldilocks.max_rollouts_per_step=0 is not accepted"),
         (lambda: Limits(max_retries=-1), "goldilocks.max_retries=-1 is not accepted"),
         (lambda: Surplus(max_carry_steps=-1), "algorithm.filter_groups.max_carry_steps=-1 is not accepted"),
-        (
-            lambda: Surplus(on_full="wait"),
-            "on_full='wait' is not accepted: one of finish, requeue, partial",
-        ),
+        (lambda: Surplus(on_full="wait"), "on_full='wait' is not accepted: one of finish, requeue, partial"),
     ],
 )
 def test_limits_that_make_no_sense_are_refused(make, message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -33,20 +34,13 @@ def test_a_failed_rollout_is_asked_for_again_up_to_the_limit() -> None:
     assert subject.metrics()["train/rollout_failures/engine_died"] == 2
 
 
-@pytest.mark.parametrize("reward", [float("nan"), float("inf"), -float("inf")])
-def test_a_reward_that_is_not_finite_is_a_failure(reward: float) -> None:
+@pytest.mark.parametrize(("reward", "acc"), [(math.nan, 1.0), (math.inf, 1.0), (-math.inf, 1.0), (1.0, math.nan)])
+def test_a_reward_or_a_metric_that_is_not_finite_is_a_failure(reward: float, acc: float) -> None:
     subject = collector(target_groups=1)
     subject.requests()
-    subject.observe(Rollout("g0", 0, reward, tokens=4))
+    subject.observe(Rollout("g0", 0, reward, tokens=4, metrics={"acc": acc}))
     assert subject.accounts.tokens["failed"] == 4
     assert subject.metrics()["train/rollout_failures/non_finite_reward"] == 1
-
-
-def test_a_metric_that_is_not_finite_is_a_failure() -> None:
-    subject = collector(target_groups=1)
-    subject.requests()
-    subject.observe(Rollout("g0", 0, 1.0, tokens=4, metrics={"acc": float("nan")}))
-    assert subject.accounts.tokens["failed"] == 4
 
 
 def test_a_group_whose_rollouts_all_fail_is_dropped() -> None:
@@ -56,6 +50,23 @@ def test_a_group_whose_rollouts_all_fail_is_dropped() -> None:
         subject.observe(Failure("g0", index, "lost"))
     assert subject.metrics()["filter/dropped/failed"] == 1
     assert subject.requests()[0].uid == "g1"
+
+
+@pytest.mark.parametrize(
+    "allocator",
+    [Adaptive(max_n=12, rollouts_per_batch=1), Adaptive(max_n=12, rollouts_per_batch=2), Adaptive(max_n=12)],
+)
+def test_rollouts_that_failed_for_good_take_their_places_of_a_group_and_do_not_end_it(allocator: Adaptive) -> None:
+    subject = collector(allocator=allocator, target_groups=1, limits=Limits(max_retries=0), filter=Everything())
+    asked = 0
+    while not subject.ready:
+        for request in subject.requests():
+            for index in range(request.first, request.first + request.n):
+                asked += 1
+                fails = asked in (3, 4)
+                subject.observe(Failure("g0", index, "judge") if fails else Rollout("g0", index, 0.0, tokens=10))
+    (group,) = subject.take()
+    assert (len(group), asked) == (10, 12)
 
 
 def test_a_duplicate_is_counted_and_not_trained_twice() -> None:
@@ -108,13 +119,7 @@ def test_a_group_none_of_whose_trained_rollouts_is_left_is_lost_whatever_its_oth
     trained = {group.uid: [rollout.index for rollout in group.trained] for group in subject.take()}
     assert trained == {"g0": [0, 1], "g1": [0, 1]}
     assert subject.reject({"g0": [0, 1], "g1": [0]}, "gate1") == ("g0",)
-    assert subject.accounts.rollouts == {
-        "open": 0,
-        "carried": 0,
-        "trained": 1,
-        "trimmed": 4,
-        "rejected/gate1": 7,
-    }
+    assert subject.accounts.rollouts == {"open": 0, "carried": 0, "trained": 1, "trimmed": 4, "rejected/gate1": 7}
     assert (subject.owed, [group.uid for group in subject.in_hand]) == (1, ["g1"])
 
 

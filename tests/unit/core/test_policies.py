@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from goldilocks.core import Beliefs, build_allocator, build_filter, build_selector
-from goldilocks.core.allocators import ALLOCATORS, Adaptive, Fixed, Knapsack, Pilot
+from goldilocks.core.allocators import ALLOCATORS, Adaptive, Fixed, Knapsack, Pilot, Sequential
 from goldilocks.core.filters import FILTERS, Band, Length, Variance
 from goldilocks.core.open_groups import OpenGroup
 from goldilocks.core.selectors import SELECTORS, Greso, Thompson, Uniform
@@ -50,6 +50,14 @@ def test_every_filter_keeps_the_contract(name: str) -> None:
 def test_fixed_wants_n_whatever_happened() -> None:
     assert Fixed(5).first(np.arange(3), untouched()) == [5, 5, 5]
     assert Fixed(5).wanted(group([1, 1, 1]), untouched()) == 5
+
+
+def test_where_rollouts_cost_nothing_sequential_gives_no_group_up() -> None:
+    allocator, beliefs = Sequential(n=4), untouched()
+    for _ in range(8):  # a backend that counts no tokens
+        allocator.learn(group([0, 1], tokens=0), beliefs)
+    assert allocator.price == 0
+    assert allocator.first(np.arange(2), beliefs) == [4, 4]
 
 
 @pytest.mark.parametrize(
@@ -189,6 +197,13 @@ def test_thompson_never_chooses_a_prompt_in_hand() -> None:
     assert sorted(Thompson().choose(pool, untouched(), 10, np.random.default_rng(0))) == [0, 4, 5, 6, 7, 8, 9]
 
 
+def test_a_choice_that_explores_over_the_end_of_a_pass_has_no_prompt_twice() -> None:
+    pool, rng = PromptOrder(10, seed=0, repeat=True), np.random.default_rng(0)
+    for _ in range(20):
+        chosen = Thompson(explore=1.0).choose(pool, untouched(), 8, rng).tolist()
+        assert len(set(chosen)) == 8
+
+
 # -- filters -----------------------------------------------------------------------------------------------------------
 
 
@@ -252,10 +267,7 @@ def test_a_policy_of_ones_own_is_named_by_module_and_class() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (
-            lambda: build_selector("tompson"),
-            r"goldilocks.selector='tompson' is not accepted: .*did you mean 'thompson'\?\)",
-        ),
+        (lambda: build_selector("tompson"), r"selector='tompson' is not accepted: .*did you mean 'thompson'\?\)"),
         (lambda: build_allocator("fixed", {"m": 3}), r"goldilocks.allocator_kwargs.m is not a key; there are: n"),
         (lambda: build_allocator("fixed", {"n": -1}), r"goldilocks.allocator_kwargs.n=-1 is not accepted: 1 or more"),
         (lambda: build_allocator("no.such:Thing"), r"cannot be imported: No module named 'no'"),

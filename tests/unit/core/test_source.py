@@ -8,14 +8,8 @@ from goldilocks.core.source import PromptOrder, TablePrompts
 
 
 class Questions(TablePrompts):
-    """The prompts of a table, all alike."""
-
-    def __init__(self, table: Dataset) -> None:
-        self.table = table
-        super().__init__(len(table))
-
     def messages(self) -> list[str]:
-        return ["?"] * len(self.table)
+        return ["?"] * 2
 
 
 def test_a_pass_that_leaves_prompts_out_is_followed_by_the_next_one() -> None:
@@ -27,7 +21,8 @@ def test_a_pass_that_leaves_prompts_out_is_followed_by_the_next_one() -> None:
 
 def test_a_column_is_of_the_data_or_of_its_extra_info_words_as_well_as_numbers() -> None:
     infos = [{"skill": "add"}, {"skill": None}]
-    source = Questions(Dataset.from_dict({"level": ["easy", "hard"], "extra_info": infos}))
+    source = Questions(2)
+    source.table = Dataset.from_dict({"level": ["easy", "hard"], "extra_info": infos})
     assert source.column("level", "key") == ["easy", "hard"]
     assert source.column("skill", "key") == ["add", None]
     with pytest.raises(ValueError, match=r"key='topic' is not accepted: .* data: extra_info, level, skill"):

@@ -104,3 +104,9 @@ def test_labels_of_texts_follow_the_plain_rule(monkeypatch, remembered):
         assert kept[row] == content_key(" ".join(token for token in tokens if token in frequent))
         of_pieces = [" ".join(token for token in piece if token in common) for piece in pieces]
         assert frame[row] == content_key(" ".join(one for one in dict.fromkeys(of_pieces) if one))
+
+
+def test_a_text_with_half_a_surrogate_pair_has_a_key_and_strata():
+    source = ListSource(many("a \ud800", "a \ud800 b"))
+    assert len(set(source.keys().tolist())) == 2
+    assert strata(source)

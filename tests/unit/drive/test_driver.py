@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,19 +14,22 @@ from builders import plain_collector
 
 from goldilocks.core import Collector, Exhausted, Limits, Surplus
 from goldilocks.core.filters import Everything, Variance
+from goldilocks.core.limits import Budget
 from goldilocks.drive.backend import Rounds, places
 from goldilocks.drive.driver import GRADED_GROUPS, MAX_FAILURES, MAX_REFILLS, Driver, Epochs, Stalled
 from goldilocks.drive.gate import Gate, Judgement
-from goldilocks.drive.rows import NoRows
+from goldilocks.drive.rows import MemoryRows, NoRows
 from goldilocks.rewards import spent
-from goldilocks.runs.costs import Budget
 from goldilocks.runs.history import Mean
 from goldilocks.types import Event, Failure, Group, OnExhausted, Paused, Request, Rollout, Verdict
 
 
-def answers(requests: Sequence[Request]) -> Iterator[Rollout]:
-    for request, index, _ in places(requests):
-        yield Rollout(request.uid, index, float(index), 3)
+def graded(reward: Callable[[int], float]) -> Callable[[Sequence[Request]], Iterator[Rollout]]:
+    """Return what answers each request; a rollout's reward follows from its number in the group."""
+    return lambda requests: (Rollout(request.uid, index, reward(index), 3) for request, index, _ in places(requests))
+
+
+answers, flat, ungraded = graded(float), graded(lambda index: 1.0), graded(lambda index: math.nan)
 
 
 class Refuses(Gate):
@@ -73,8 +76,8 @@ def test_a_gate_that_refuses_everything_ends_each_batch_after_so_many_refills() 
     assert subject.metrics()["accounts/rejected_rollouts"] == 2 * 3 * 2 * (1 + MAX_REFILLS)
 
 
-def flat(requests: Sequence[Request]) -> Iterator[Event]:
-    return (Rollout(request.uid, index, 1.0, 5) for request, index, _ in places(requests))
+def failed(reason: str) -> Rounds:
+    return Rounds(lambda requests: (Failure(request.uid, index, reason) for request, index, _ in places(requests)))
 
 
 def test_dropped_groups_that_fill_a_batch_up_are_not_judged() -> None:
@@ -108,34 +111,19 @@ def test_a_backend_is_woken_for_what_is_generated_after_the_trainer_has_begun_an
 
 
 def test_so_many_failures_in_a_row_end_the_run() -> None:
-    class Fails(Rounds):
-        reason = "no such model"
-
-        def __init__(self) -> None:
-            super().__init__(self._fail)
-
-        def _fail(self, requests: Sequence[Request]) -> Iterator[Event]:
-            return (Failure(request.uid, index, self.reason) for request, index, _ in places(requests))
-
     with pytest.raises(RuntimeError, match=rf"{MAX_FAILURES} rollouts failed in a row; the last one: no such model"):
-        Driver(plain_collector(), Fails(), NoRows()).batch()
+        Driver(plain_collector(), failed("no such model"), NoRows()).batch()
 
 
 def test_rewards_that_are_no_numbers_are_failures_too_and_end_the_run() -> None:
-    def graded(requests: Sequence[Request]) -> Iterator[Event]:
-        return (Rollout(request.uid, index, math.nan, 5) for request, index, _ in places(requests))
-
     with pytest.raises(RuntimeError, match=rf"{MAX_FAILURES} rollouts failed in a row; .* the reward was None"):
-        Driver(plain_collector(), Rounds(graded), NoRows()).batch()
+        Driver(plain_collector(), Rounds(ungraded), NoRows()).batch()
 
 
 def test_a_step_in_which_every_rollout_failed_is_not_called_too_difficult() -> None:
-    def graded(requests: Sequence[Request]) -> Iterator[Event]:
-        return (Rollout(request.uid, index, math.nan, 5) for request, index, _ in places(requests))
-
     subject = plain_collector(filter=Variance(), limits=Limits(max_num_gen_batches=1, max_retries=0))
     with pytest.raises(Exhausted, match=r"every rollout of the step failed \(\d+ × .*: the reward was None"):
-        Driver(subject, Rounds(graded), NoRows(), max_failures=math.inf).batch()
+        Driver(subject, Rounds(ungraded), NoRows(), max_failures=math.inf).batch()
 
 
 def test_a_run_that_keeps_nothing_says_so_and_says_it_again_after_twice_as_many(caplog: Any) -> None:
@@ -150,21 +138,18 @@ def test_a_run_that_keeps_nothing_says_so_and_says_it_again_after_twice_as_many(
 
 
 def test_a_reward_that_must_not_fail_ends_the_run_at_once() -> None:
-    def fail(requests: Sequence[Request]) -> Iterator[Event]:
-        return (Failure(request.uid, index, "RewardFailed") for request, index, _ in places(requests))
-
     with pytest.raises(RuntimeError, match=r"goldilocks\.rewards\.on_failure=error: the last one: RewardFailed"):
-        Driver(plain_collector(), Rounds(fail), NoRows()).batch()
+        Driver(plain_collector(), failed("RewardFailed"), NoRows()).batch()
 
 
 def test_what_rewards_cost_is_in_the_accounts_and_survives_a_checkpoint(tmp_path: Path) -> None:
-    def graded(requests: Sequence[Request]) -> Iterator[Rollout]:
+    def paid(requests: Sequence[Request]) -> Iterator[Rollout]:
         for one in answers(requests):
             spent.add(calls=1, cost=0.5)
             yield one
 
     def subject() -> Driver:
-        return Driver(plain_collector(), Rounds(graded), NoRows())
+        return Driver(plain_collector(), Rounds(paid), NoRows())
 
     spent.read()  # another test's
     before, after = subject(), subject()
@@ -189,6 +174,36 @@ def test_what_rewards_cost_after_the_last_batch_is_in_a_checkpoint(tmp_path: Pat
     assert spent.read() == {}  # and is not counted again
 
 
+def test_a_run_that_ends_while_it_saves_again_leaves_the_older_state_with_its_rows(tmp_path: Path) -> None:
+    """Nothing was generated since: the rows of both states are as many."""
+    before, after = (Driver(plain_collector(), Rounds(answers), SavedUntil(2)) for _ in range(2))
+    before.save(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        before.save(tmp_path)
+    after.load(tmp_path)
+    before.save(tmp_path)
+    assert len(list(tmp_path.glob("goldilocks_rows*"))) == 1  # of what was cut, nothing is left
+
+
+class SavedUntil(MemoryRows[str]):
+    """Rows that are written as one word; the process ends while it writes them for this time."""
+
+    def __init__(self, ends: int) -> None:
+        super().__init__()
+        self._ends = ends
+
+    def save(self, rollouts: Iterable[Rollout], folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        self._ends -= 1
+        (folder / "rows").write_text("who" if not self._ends else "whole")
+        if not self._ends:
+            raise KeyboardInterrupt
+
+    def load(self, folder: Path) -> tuple[()]:
+        assert (folder / "rows").read_text() == "whole"
+        return ()
+
+
 @pytest.mark.parametrize("name", ["collector", "rows", "meter", "backend", "gate"])
 def test_what_a_trainer_saves_beside_the_driver_cannot_take_its_names(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"also='{name}' is not accepted: another name"):
@@ -199,10 +214,7 @@ def test_what_a_trainer_saves_beside_the_driver_cannot_take_its_names(name: str,
 def test_a_threshold_that_no_reward_crosses_is_said_once(
     rewards: tuple[float, float], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def graded(requests: Sequence[Request]) -> Iterator[Rollout]:
-        return (Rollout(request.uid, index, rewards[index], 3) for request, index, _ in places(requests))
-
-    subject = Driver(plain_collector(40, target_groups=GRADED_GROUPS), Rounds(graded), NoRows())
+    subject = Driver(plain_collector(40, target_groups=GRADED_GROUPS), Rounds(graded(rewards.__getitem__)), NoRows())
     for _ in range(2):
         subject.batch()
         subject.metrics()
@@ -265,10 +277,8 @@ def test_a_run_is_over_when_its_budget_is_spent_or_its_epochs_are() -> None:
 
 
 def test_groups_of_failures_alone_that_pass_the_filter_are_said_once(caplog: Any) -> None:
-    def by_length(requests: Sequence[Request]) -> Iterator[Event]:
-        return (Rollout(request.uid, index, 0.01 * index, 5) for request, index, _ in places(requests))
-
-    driver = Driver(plain_collector(filter=Variance("reward")), Rounds(by_length), NoRows())
+    by_length = Rounds(graded(lambda index: 0.01 * index))
+    driver = Driver(plain_collector(filter=Variance("reward")), by_length, NoRows())
     for _ in range(3):
         driver.batch()
         driver.metrics()

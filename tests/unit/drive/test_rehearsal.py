@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from builders import settings
 
-from goldilocks.cli import main
 from goldilocks.core import ListSource
 from goldilocks.drive.rehearsal import rehearse
 
@@ -70,6 +70,15 @@ def test_a_policy_that_raises_is_named_with_its_key_its_error_and_its_line(polic
     assert f"{policies}:{line}" in str(told.value)
 
 
+def test_a_policy_of_a_notebook_that_raises_is_named_too(policies: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that has no file."""
+    notebook = ModuleType("notebook")
+    exec(POLICIES, vars(notebook))
+    monkeypatch.setitem(sys.modules, "notebook", notebook)
+    with pytest.raises(ValueError, match=r"goldilocks\.selector='notebook:Raises': in a rehearsal it raised KeyError"):
+        rehearse(settings("goldilocks.selector=notebook:Raises"), SOURCE)
+
+
 @pytest.mark.parametrize(("name", "returned"), [("OutOfRange", "40"), ("Nothing", "None")])
 def test_a_selector_that_returns_no_place_of_a_prompt_is_named_with_its_line(
     name: str, returned: str, policies: Path
@@ -81,14 +90,12 @@ def test_a_selector_that_returns_no_place_of_a_prompt_is_named_with_its_line(
 
 
 def test_the_simulator_says_what_a_policy_of_the_user_s_own_raised(
-    policies: Path, capsys: pytest.CaptureFixture[str]
+    policies: Path, refused: Callable[[list[str]], str]
 ) -> None:
     words = ["simulate", "--policy", "grpo", "--rollouts", "100", "--set", "goldilocks.selector=my_policies:Raises"]
-    assert main(words) == 2
-    said = capsys.readouterr().err
+    said = refused(words)
     assert "it raised KeyError: 'difficulty'" in said
     assert f"({policies}:" in said
-    assert said.count("\n") == 1
 
 
 def test_a_policy_that_works_is_not_refused() -> None:

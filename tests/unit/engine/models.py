@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from functools import cache
 
 import torch
@@ -15,6 +16,8 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
 )
+
+from goldilocks.engine import Engine, Generation
 
 VOCABULARY = 61
 
@@ -62,6 +65,29 @@ def reference(name: str) -> PreTrainedModel:
 def fresh(name: str) -> PreTrainedModel:
     """A copy an engine may own."""
     return copy.deepcopy(_made(name))
+
+
+def drain(engine: Engine) -> dict[str, Generation]:
+    """Step until no request is left; return what came back, by its name."""
+    done: dict[str, Generation] = {}
+    while engine.busy:
+        for generation in engine.step():
+            assert generation.request_id not in done
+            done[generation.request_id] = generation
+    return done
+
+
+@torch.inference_mode()
+def log_probs(model: PreTrainedModel, prompt: list[int], answer: list[int]) -> torch.Tensor:
+    """The log-probs of the answer's tokens by one full forward pass."""
+    ids = torch.tensor([prompt + answer], device=model.device)
+    logits = model(ids, attention_mask=torch.ones_like(ids)).logits[0, len(prompt) - 1 : -1].float()
+    return logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0].cpu()
+
+
+def differences(theirs: PreTrainedModel, found: Iterable[tuple[list[int], Generation]]) -> torch.Tensor:
+    """How far the log-prob of each token that was sampled after a prompt is from that of ``theirs``."""
+    return torch.cat([(log_probs(theirs, p, g.token_ids) - torch.tensor(g.log_probs)).abs() for p, g in found])
 
 
 @torch.inference_mode()

@@ -5,13 +5,12 @@ On a GPU: ``python -m pytest tests/unit/engine/test_architectures.py -k cuda -s`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import transformers
 from transformers import PreTrainedModel
 from unit.engine.architectures import EXPERTS, SUPPORTED, fresh
+from unit.engine.models import differences, drain, log_probs
 
 from goldilocks.engine import Engine, Generation, SamplingParams
 
@@ -20,27 +19,12 @@ on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA
 PROMPTS = [[number % 7 + 1, *range(20, 20 + 3 * (number % 4))] for number in range(4)]
 
 
-def answers(model: PreTrainedModel, device: str) -> Iterator[tuple[list[int], Generation]]:
+def answers(model: PreTrainedModel, device: str) -> list[tuple[list[int], Generation]]:
     """Prompts with their answers, each of which fills all positions: rows join and leave the batch at other times."""
     engine = Engine(model, slots=3, max_length=LENGTH, eos_ids=(), pad_id=0, device=device)
     for number, prompt in enumerate(PROMPTS):
         engine.submit(str(number), prompt, SamplingParams(max_tokens=LENGTH - len(prompt), seed=number))
-    while engine.busy:
-        for generation in engine.step():
-            yield PROMPTS[int(generation.request_id)], generation
-
-
-@torch.inference_mode()
-def log_probs(model: PreTrainedModel, prompt: list[int], answer: list[int]) -> torch.Tensor:
-    """The log-probs of the answer's tokens by one full forward pass."""
-    ids = torch.tensor([prompt + answer], device=model.device)
-    logits = model(ids, attention_mask=torch.ones_like(ids)).logits[0, len(prompt) - 1 : -1].float()
-    return logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0].cpu()
-
-
-def differences(theirs: PreTrainedModel, found: list[tuple[list[int], Generation]]) -> torch.Tensor:
-    """How far each sampled token's log-prob is from that of ``theirs``."""
-    return torch.cat([(log_probs(theirs, p, g.token_ids) - torch.tensor(g.log_probs)).abs() for p, g in found])
+    return [(PROMPTS[int(name)], generation) for name, generation in drain(engine).items()]
 
 
 def rounded(name: str) -> PreTrainedModel:
@@ -53,7 +37,7 @@ def rounded(name: str) -> PreTrainedModel:
 
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_log_probs_are_those_of_transformers(name: str) -> None:
-    found = list(answers(fresh(name), "cpu"))
+    found = answers(fresh(name), "cpu")
     assert len(found) == len(PROMPTS)
     assert differences(fresh(name), found).max() < 1e-5
 
@@ -82,7 +66,7 @@ def test_an_architecture_that_counts_positions_by_its_own_cache_is_refused(name:
 @on_cuda
 @pytest.mark.parametrize("name", sorted(set(SUPPORTED) - EXPERTS))  # products by expert are not captured in float32
 def test_cuda_log_probs_are_those_of_transformers_in_float32(name: str) -> None:
-    found = list(answers(fresh(name), "cuda"))
+    found = answers(fresh(name), "cuda")
     worst = differences(fresh(name).cuda(), found).max().item()
     print(f"\ntransformers {transformers.__version__} {name}: float32, largest difference {worst:.1e}")
     assert len(found) == len(PROMPTS)
@@ -92,7 +76,7 @@ def test_cuda_log_probs_are_those_of_transformers_in_float32(name: str) -> None:
 @on_cuda
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_cuda_log_probs_in_bfloat16_err_no_more_than_transformers_do(name: str) -> None:
-    found = list(answers(rounded(name), "cuda"))
+    found = answers(rounded(name), "cuda")
     exact, plain = fresh(name).cuda(), rounded(name).cuda()
     ours = differences(exact, found).mean().item()
     theirs = torch.cat([log_probs(exact, p, g.token_ids) - log_probs(plain, p, g.token_ids) for p, g in found])

@@ -6,9 +6,9 @@ import copy
 from typing import Any
 
 import pytest
-import torch
 from transformers import PretrainedConfig, PreTrainedModel
 from unit.engine.architectures import SUPPORTED, WINDOWED, config_of, fresh, made
+from unit.engine.models import differences, drain
 
 from goldilocks.engine import Engine, SamplingParams
 from goldilocks.engine.attention import bounds, check_length, hides
@@ -26,16 +26,8 @@ def worst_difference(model: PreTrainedModel, max_length: int) -> float:
     prompts = [[1, 2, 3], list(range(4, 3 + max_length))]
     for number, prompt in enumerate(prompts):
         runs.submit(str(number), prompt, SamplingParams(max_tokens=max_length - len(prompt), seed=number))
-    worst = 0.0
-    while runs.busy:
-        for generation in runs.step():
-            prompt = prompts[int(generation.request_id)]
-            ids = torch.tensor([prompt + generation.token_ids])
-            with torch.inference_mode():
-                logits = plain(ids, attention_mask=torch.ones_like(ids)).logits[0, len(prompt) - 1 : -1]
-            chosen = logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0]
-            worst = max(worst, (chosen - torch.tensor(generation.log_probs)).abs().max().item())
-    return worst
+    answers = [(prompts[int(name)], generation) for name, generation in drain(runs).items()]
+    return differences(plain, answers).max().item()
 
 
 def key_of(name: str) -> str:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unit.engine.models import CONFIGS, VOCABULARY, fresh, logits_after, reference
+from unit.engine.models import CONFIGS, VOCABULARY, drain, fresh, logits_after, reference
 
 from goldilocks.engine import Engine, Generation, SamplingParams
 
@@ -14,15 +14,6 @@ EOS = 5
 
 def make(name: str = "llama", slots: int = 3, max_length: int = 40, eos_ids: tuple[int, ...] = (EOS,)) -> Engine:
     return Engine(fresh(name), slots=slots, max_length=max_length, eos_ids=eos_ids, pad_id=0, device="cpu")
-
-
-def drain(engine: Engine) -> dict[str, Generation]:
-    done: dict[str, Generation] = {}
-    while engine.busy:
-        for generation in engine.step():
-            assert generation.request_id not in done
-            done[generation.request_id] = generation
-    return done
 
 
 def random_prompts(count: int, longest: int = 10) -> list[list[int]]:
@@ -49,19 +40,6 @@ def test_greedy_answers_are_those_of_generate(name: str) -> None:
         )
         assert done[str(i)].token_ids == expected[0, len(prompt) :].tolist()
         assert done[str(i)].stop_reason == "length"
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_log_probs_are_those_of_a_full_forward_pass(name: str) -> None:
-    engine = make(name)
-    prompts = random_prompts(6)
-    for i, prompt in enumerate(prompts):
-        engine.submit(str(i), prompt, SamplingParams(max_tokens=15, temperature=0.5 + 0.2 * i, seed=i))
-    for i, generation in drain(engine).items():
-        expected = (logits_after(name, prompts[int(i)], generation.token_ids) / (0.5 + 0.2 * int(i))).log_softmax(-1)
-        chosen = expected.gather(1, torch.tensor(generation.token_ids)[:, None])[:, 0]
-        assert (chosen - torch.tensor(generation.log_probs)).abs().max() < 1e-5
-        assert (expected.max(-1).values - torch.tensor(generation.top_log_probs)).abs().max() < 1e-5
 
 
 def test_log_probs_after_a_cut_are_those_of_the_cut_distribution() -> None:

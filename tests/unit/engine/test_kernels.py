@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from unit.engine.models import CONFIGS, fresh, logits_after
+from unit.engine.models import CONFIGS, drain, fresh, logits_after
 
 from goldilocks.engine import Engine, SamplingParams
 from goldilocks.engine.attention import fold
@@ -57,17 +57,15 @@ def test_graphs_give_the_log_probs_of_a_full_forward_pass(name: str) -> None:
     prompts = [[i % 7 + 1] * (1 + i % 9) for i in range(30)]
     for i, prompt in enumerate(prompts):
         engine.submit(str(i), prompt, SamplingParams(max_tokens=5 + i % 20, top_k=20 if i % 2 else -1, seed=i))
-    count = 0
-    while engine.busy:
-        for generation in engine.step():
-            count += 1
-            i = int(generation.request_id)
-            logits = logits_after(name, prompts[i], generation.token_ids)
-            if i % 2:
-                logits = logits.masked_fill(logits < logits.topk(20).values[:, -1:], -torch.inf)
-            expected = logits.log_softmax(-1).gather(1, torch.tensor(generation.token_ids)[:, None])[:, 0]
-            assert (expected - torch.tensor(generation.log_probs)).abs().max() < 1e-5
-    assert count == 30
+    done = drain(engine)
+    assert len(done) == 30
+    for i, prompt in enumerate(prompts):
+        answer = done[str(i)]
+        logits = logits_after(name, prompt, answer.token_ids)
+        if i % 2:
+            logits = logits.masked_fill(logits < logits.topk(20).values[:, -1:], -torch.inf)
+        expected = logits.log_softmax(-1).gather(1, torch.tensor(answer.token_ids)[:, None])[:, 0]
+        assert (expected - torch.tensor(answer.log_probs)).abs().max() < 1e-5
 
 
 def test_sleep_frees_the_memory_and_the_answers_after_waking_are_the_same() -> None:
@@ -76,10 +74,7 @@ def test_sleep_frees_the_memory_and_the_answers_after_waking_are_the_same() -> N
     def answers() -> dict[str, list[int]]:
         for i in range(20):
             engine.submit(str(i), [i, 2, 3], SamplingParams(max_tokens=20, temperature=0))
-        done = {}
-        while engine.busy:
-            done.update({generation.request_id: generation.token_ids for generation in engine.step()})
-        return done
+        return {name: generation.token_ids for name, generation in drain(engine).items()}
 
     before, awake = answers(), torch.cuda.memory_allocated()
     engine.sleep()

@@ -85,31 +85,26 @@ def test_a_group_dropped_for_two_reasons_is_counted_once_in_all() -> None:
     assert metrics["batch/filter_all_groups"] == 1
 
 
-def test_variance_is_judged_on_what_the_gates_left() -> None:
-    batch, uids = make([(1.0, 2)] * 3 + [(0.0, 2)])
-    batch |= {
-        "response_mask": torch.ones(4, 2),
-        "old_log_probs": torch.zeros(4, 2),
-        "rollout_log_probs": torch.zeros(4, 2),
-    }
-    batch["old_log_probs"][3] = 1.0  # the only wrong answer is gated out
+def gated(out: list[int], *groups: Group) -> tuple[list[int], dict[str, float]]:
+    """Run groups of which gate 1 refuses these rows."""
+    batch, uids = make(*groups)
+    batch |= {name: torch.zeros(len(uids), 2) for name in ("old_log_probs", "rollout_log_probs")}
+    batch["response_mask"] = torch.ones(len(uids), 2)
+    batch["old_log_probs"][out] = 1.0
     config = PPOFilterConfig(target_group_size=4, enable_two_gate_filter=True, gate_always=True)
     index, metrics = PPOBatchFilter(config).filter_batch(batch, uids, return_indices=True)
-    assert index.tolist() == []
+    return index.tolist(), metrics
+
+
+def test_variance_is_judged_on_what_the_gates_left() -> None:
+    kept, metrics = gated([3], [(1.0, 2)] * 3 + [(0.0, 2)])  # the only wrong answer is gated out
+    assert kept == []
     assert metrics["batch/low_variance_groups"] == 1
 
 
 def test_a_group_the_gates_leave_too_small_is_dropped_there() -> None:
-    batch, uids = make(MIXED, MIXED)
-    batch |= {
-        "response_mask": torch.ones(8, 2),
-        "old_log_probs": torch.zeros(8, 2),
-        "rollout_log_probs": torch.zeros(8, 2),
-    }
-    batch["old_log_probs"][:2] = 1.0
-    config = PPOFilterConfig(target_group_size=4, enable_two_gate_filter=True, gate_always=True)
-    index, metrics = PPOBatchFilter(config).filter_batch(batch, uids, return_indices=True)
-    assert index.tolist() == [4, 5, 6, 7]
+    kept, metrics = gated([0, 1], MIXED, MIXED)
+    assert kept == [4, 5, 6, 7]
     assert metrics["rejection/two_gate_insufficient_groups"] == 1
     assert metrics["batch/poor_groups_rejected"] == 0
 
@@ -199,11 +194,6 @@ def test_a_group_that_loses_its_variance_to_the_cut_leaves_its_place_to_another(
     kept, metrics = run([flattened, MIXED[:2]], target_group_size=2, target_num_groups=1)
     assert kept == [4, 5]
     assert metrics["batch/variance_lost_groups"] == 1
-
-
-def test_no_sample_is_dropped_for_its_length_alone() -> None:
-    group: Group = [(1.0, 5), (0.0, 5), (1.0, 100_000), (0.0, 100_000)]
-    assert run([group], target_group_size=4, max_response_length=10)[0] == [0, 1, 2, 3]
 
 
 def test_prompt_oversampling_changes_what_is_kept() -> None:
@@ -300,12 +290,6 @@ def test_the_rows_of_every_field_come_back_together() -> None:
     assert kept["rewards"].tolist() == [1, 0, 1, 0]
 
 
-def test_groups_need_not_be_neighbours_and_come_out_by_first_occurrence() -> None:
-    batch, _ = make(MIXED, MIXED)
-    index, _ = PPOBatchFilter({"target_group_size": 4}).filter_batch(batch, list("zaazzaza"), return_indices=True)
-    assert index.tolist() == [0, 3, 4, 6, 1, 2, 5, 7]
-
-
 def test_lengths_are_counted_from_the_mask_when_not_given() -> None:
     batch, uids = make(MIXED, MIXED)
     lengths = batch.pop("response_lengths")
@@ -324,16 +308,10 @@ def test_lengths_are_counted_from_the_mask_when_not_given() -> None:
         ({"rewards": torch.zeros(3)}, r"uids='4 uids' is not accepted: one for each of the 3 rows"),
         ({"rewards": torch.tensor([0, 1, torch.nan, 0])}, r"rewards\[2\]=nan is not accepted: a finite number"),
         ({"rewards": torch.tensor([0, 1, torch.inf, 0])}, r"rewards\[2\]=inf is not accepted: a finite number"),
-        (
-            {"response_lengths": None},
-            r"response_lengths and response_mask are missing from the batch, which has \['rewards'\]",
-        ),
+        ({"response_lengths": None}, r"response_lengths and response_mask are missing from the batch.* \['rewards'\]"),
         ({"response_lengths": torch.tensor([1, 0, 3, 4])}, r"response_lengths\[1\]=0 is not accepted: at least one"),
         ({"response_lengths": torch.ones(5)}, r"response_lengths=.* is not accepted: 4 rows on cpu"),
-        (
-            {"response_lengths": None, "response_mask": torch.ones(4)},
-            r"response_mask=.* is not accepted: a tensor of 2 dimensions",
-        ),
+        ({"response_lengths": None, "response_mask": torch.ones(4)}, r"response_mask=.* is not accepted: a tensor of"),
         ({"extra": torch.ones(3)}, r"extra='Tensor of 3' is not accepted: a tensor, a numpy array or a list of 4 rows"),
         ({"extra": 5}, r"extra='int' is not accepted: a tensor, a numpy array or a list of 4 rows"),
     ],

@@ -38,16 +38,6 @@ def test_efficiency_keeps_the_natural_ratio() -> None:
     assert sum(rewards[row] for row in keep("efficiency", rewards, list(range(1, 17)), 8)) == 6
 
 
-@pytest.mark.parametrize("strategy", ["efficiency", "efficiency_stochastic", "max_variance"])
-@pytest.mark.parametrize("positives", [1, 15])
-def test_the_only_sample_of_its_sign_is_kept(strategy: str, positives: int) -> None:
-    rewards = [1.0] * positives + [0.0] * (16 - positives)
-    for target in (2, 3, 8, 15):
-        kept = [rewards[row] for row in keep(strategy, rewards, [10_000] * 8 + [1] * 8, target)]
-        assert len(kept) == target
-        assert len(set(kept)) == 2
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_group_of_one_sign_is_cut_like_any_other(strategy: str) -> None:
     for reward in (1.0, 0.0):

@@ -108,11 +108,10 @@ def test_values_of_a_column_come_in_their_order():
     assert [line.split()[0] for line in lines[1:]] == ["level=1", "level=2", "level=10", "level=None"]
 
 
-def test_a_file_with_more_answers_a_prompt_is_not_mixed_with_fewer(words, tmp_path, capsys):
+def test_a_file_with_more_answers_a_prompt_is_not_mixed_with_fewer(words, tmp_path, refused):
     passed(words, tmp_path / "rates.jsonl")
     arguments = ["pass-rates", *words, "--out", str(tmp_path / "rates.jsonl"), "--prompts", "2", "--n", "2"]
-    assert main(arguments) == 2
-    assert f"--n=2 is not accepted: {N} rollouts a prompt" in capsys.readouterr().err
+    assert f"--n=2 is not accepted: {N} rollouts a prompt" in refused(arguments)
 
 
 COMPUTES_ONCE = """
@@ -133,31 +132,23 @@ def test_a_reward_function_that_never_gives_up_the_interpreter_costs_one_answer(
     assert "did not return within 5 s" in caplog.text
 
 
-def test_the_file_must_be_json_lines(words, tmp_path, capsys):
-    assert main(["pass-rates", *words, "--out", str(tmp_path / "rates.csv")]) == 2
-    assert "--out=" in capsys.readouterr().err
+def test_the_file_must_be_json_lines(words, tmp_path, refused):
+    assert "--out=" in refused(["pass-rates", *words, "--out", str(tmp_path / "rates.csv")])
 
 
-def test_a_file_of_another_model_is_not_gone_on_with(words, tmp_path, capsys):
-    out = tmp_path / "rates.jsonl"
+def test_a_file_of_another_model_or_another_task_is_not_gone_on_with(words, tmp_path, capsys):
+    out, task, model = tmp_path / "rates.jsonl", ladder.Ladder(), words[-1].partition("=")[2]
     passed(words, out)
     before = out.read_bytes()
-    other = tmp_path / "other"
-    other.symlink_to(words[-1].partition("=")[2])
-    assert main(["pass-rates", *words[:-1], f"actor_rollout_ref.model.path={other}", "--out", str(out)]) == 2
-    assert f"it has answers of {words[-1].partition('=')[2]}, not of {other}" in capsys.readouterr().err
-    assert out.read_bytes() == before
-
-
-def test_a_file_of_another_task_is_not_gone_on_with(words, tmp_path, capsys):
-    out = tmp_path / "rates.jsonl"
-    passed(words, out)
-    before = out.read_bytes()
-    task = ladder.Ladder()
+    (other := tmp_path / "other").symlink_to(model)
     write_split(tmp_path, task.data_source, "train", task.problems("train", 8, seed=5))
-    assert main(["pass-rates", *words, f"data.train_files={tmp_path}/train.parquet", "--out", str(out)]) == 2
-    assert "prompts that are not in data.train_files" in capsys.readouterr().err
-    assert out.read_bytes() == before
+    for word, said in (
+        (f"actor_rollout_ref.model.path={other}", f"it has answers of {model}, not of {other}"),
+        (f"data.train_files={tmp_path}/train.parquet", "prompts that are not in data.train_files"),
+    ):
+        assert main(["pass-rates", *words, word, "--out", str(out)]) == 2
+        assert said in capsys.readouterr().err
+        assert out.read_bytes() == before
 
 
 def test_a_task_with_turns_is_refused(tmp_path, capsys):
@@ -165,8 +156,8 @@ def test_a_task_with_turns_is_refused(tmp_path, capsys):
     assert "multi_turn.enable=True is not accepted: False: a pass asks for single answers" in capsys.readouterr().err
 
 
-def test_data_with_images_is_refused(words, tmp_path, capsys):
+def test_data_with_images_is_refused(words, tmp_path, refused):
     file = tmp_path / "train.parquet"
     pq.write_table(pa.table({"prompt": ["What is it?"], "images": [[b"a picture"]]}), file)
-    assert main(["pass-rates", *words, f"data.train_files={file}", "--out", str(tmp_path / "out.jsonl")]) == 2
-    assert "data.image_key='images' is not accepted: " in capsys.readouterr().err
+    said = refused(["pass-rates", *words, f"data.train_files={file}", "--out", str(tmp_path / "out.jsonl")])
+    assert "data.image_key='images' is not accepted: " in said

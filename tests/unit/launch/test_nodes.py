@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from goldilocks.launch.doctor import compare_nodes
 from goldilocks.launch.ray_probe import look
@@ -45,7 +50,7 @@ def test_a_node_that_cannot_be_asked_is_named_with_its_error() -> None:
 
 
 def test_a_look_reports_versions_and_the_files_that_can_be_read(tmp_path: Any, monkeypatch: Any) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "verl", None)  # importing it takes seconds
+    monkeypatch.setitem(sys.modules, "verl", None)  # importing it takes seconds
     (tmp_path / "seen").write_text("x")
     (tmp_path / "other").write_text("y")
     files = {str(tmp_path / name): "x" for name in ("seen", "other", "missing")}
@@ -53,3 +58,11 @@ def test_a_look_reports_versions_and_the_files_that_can_be_read(tmp_path: Any, m
     assert list(found["versions"]) == ["python", "goldilocks-rl", "source of goldilocks"]
     assert found["sees"] == [str(tmp_path / "seen")]
     assert found["additions"] == []
+
+
+def test_what_the_plugin_raises_where_it_looks_is_not_taken_for_no_plugin(monkeypatch: Any) -> None:
+    plugin = SimpleNamespace(additions=lambda: importlib.import_module("no_such_queue"))
+    monkeypatch.setitem(sys.modules, "verl", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "goldilocks.verl.plugin", plugin)
+    with pytest.raises(ModuleNotFoundError, match="no_such_queue"):
+        look((), {})

@@ -60,6 +60,7 @@ def composed(*words: str, recipe: str = "grpo") -> DictConfig:
         ("trainer.val_only=true", "False"),
         ("trainer.logger=[wandb]", "console and file"),
         ("trainer.n_gpus_per_node=2", "1"),
+        ("trainer.nnodes=2", "1"),
         ("trainer.v1.trainer_mode=goldilocks_async", "goldilocks or sync"),
         ("+mine.own=1", "TRL does not know this key"),
     ],

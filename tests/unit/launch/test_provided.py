@@ -42,6 +42,17 @@ def test_sums_are_made_once():
     assert Path(composed("task=sums_small").data.train_files).stat().st_mtime_ns == before
 
 
+def test_a_column_that_the_data_do_not_have_is_refused_before_anything_starts():
+    words = ["task=ladder_tiny", "task.train=6", "task.val=2"]
+    preflight.check_columns(composed(*words, "goldilocks.strata.columns=[level,skill]"))
+    with pytest.raises(
+        ValueError, match=r"goldilocks.strata.columns='nope' is not accepted: a column of the data: .*level"
+    ):
+        preflight.check_columns(composed(*words, "goldilocks.strata.columns=[level,nope]"))
+    for fine in ("goldilocks.strata=null", "data.train_files=[/nowhere/a.jsonl]", "+data.custom_cls.path=mine.py"):
+        preflight.check_columns(composed(*words, "goldilocks.strata.columns=[nope]", fine))
+
+
 def test_generators_and_their_knobs_are_keys_and_each_choice_has_data_of_its_own():
     small = ["task.train=6", "task.val=2"]
     alone = composed("task=reasoning_gym", *small)
@@ -147,6 +158,8 @@ def test_other_files_in_the_folder_are_other_data(tmp_path):
     [
         ([], "task.data=None is not accepted: the folder with the published data"),
         (["task.data=/nowhere"], "task.data='/nowhere' is not accepted: a file, or a folder with a file named *train*"),
+        (["task.data=here", "task.train=0"], "task.train=0 is not accepted: 1 or more problems"),
+        (["task.data=here", "task.val=many"], "task.val='many' is not accepted: 1 or more problems"),
         (["task.data=here", "task.warm_start.steps=0"], "task.warm_start.steps=0 is not accepted: 1 or more"),
         (["task.data=here", "task.warm_start.lr=quick"], "task.warm_start.lr='quick' is not accepted: a number"),
     ],

@@ -183,33 +183,6 @@ def test_the_comparison_knows_three_words(somewhere: Path) -> None:
     assert "both|adaptive|baseline" in done.stderr
 
 
-def test_a_recipe_of_ones_own_is_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "my own" / "mine.yaml"
-    file.parent.mkdir()
-    file.write_text("defaults:\n- /recipe/dapo\n- _self_\nactor_rollout_ref:\n  rollout:\n    n: 3\n")
-    choice = choose([str(file), "data.train_batch_size=7"], "cpu")
-    config = compose_config(choice)
-    assert choice.name == "mine"
-    assert (config.actor_rollout_ref.rollout.n, config.data.train_batch_size) == (3, 7)
-    assert config.algorithm.filter_groups.enable
-    file.write_text("actor_rollout_ref:\n  rollout:\n    n: 9\n")
-    assert compose_config(choice).actor_rollout_ref.rollout.n == 9
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [(None, "is not accepted: a file"), ("a: [1", "is not YAML"), ("- a list", "has no keys")],
-)
-def test_a_file_that_is_no_recipe_is_one_line(text: str | None, message: str, tmp_path: Path, capsys: Any) -> None:
-    file = tmp_path / "mine.yaml"
-    if text is not None:
-        file.write_text(text)
-    assert main(["train", str(file)]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-
-
 @pytest.mark.parametrize(
     "words",
     [

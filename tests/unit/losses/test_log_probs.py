@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from unit.engine.models import drain
 
 from goldilocks.engine import Engine, SamplingParams
 from goldilocks.losses.log_probs import FP32, GROWTH, HALF, StaleWeights, WeightsGuard, gap_sums, mean_gap
@@ -133,8 +134,6 @@ def rollouts(engine: Engine, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     prompt = [3, 4, 5, 6]
     for number in range(8):
         engine.submit(str(number), prompt, SamplingParams(max_tokens=8, seed=100 * seed + number))
-    found = []
-    while engine.busy:
-        found += engine.step()
+    found = drain(engine).values()
     tokens = torch.tensor([[*prompt, *one.token_ids] for one in found])
     return tokens, torch.tensor([one.log_probs for one in found])

@@ -16,7 +16,7 @@ from verl.trainer.config import AlgoConfig
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
 from goldilocks.losses.advantages import POOLED, Untrained, rows_of_rollouts, untrained_rollouts
-from goldilocks.runs.records import part_of_row, row_key, split_row_key
+from goldilocks.types import part_of_row, row_key, split_row_key
 from goldilocks.verl.update.trainer import counting_rollouts
 
 WIDTH = 3

@@ -95,7 +95,7 @@ def test_a_score_of_zero_has_nothing_of_another_answer() -> None:
     assert {type(zero[name]) for name in numbers} == {float}
 
 
-def test_no_more_calls_than_allowed_are_in_flight_and_waiting_is_not_a_calls_time() -> None:
+async def test_no_more_calls_than_allowed_are_in_flight_and_waiting_is_not_a_calls_time() -> None:
     running, most = 0, 0
 
     async def slow() -> float:
@@ -107,43 +107,33 @@ def test_no_more_calls_than_allowed_are_in_flight_and_waiting_is_not_a_calls_tim
         running -= 1
         return 1.0
 
-    async def main() -> list[float]:
-        call = caller(slow, concurrency=3)
-        return await asyncio.gather(*(call() for _ in range(20)))
-
-    assert asyncio.run(main()) == [1.0] * 20
+    call = caller(slow, concurrency=3)
+    assert await asyncio.gather(*(call() for _ in range(20))) == [1.0] * 20
     assert most == 3
 
 
-def test_plain_functions_that_wait_for_each_other_run_at_the_same_time() -> None:
+async def test_plain_functions_that_wait_for_each_other_run_at_the_same_time() -> None:
     meeting = threading.Barrier(8)
 
     def waits() -> float:
         return float(meeting.wait(60.0) >= 0)
 
-    async def main() -> list[Any]:
-        call = caller(waits, concurrency=8)
-        return await asyncio.gather(*(call() for _ in range(16)))
-
-    assert asyncio.run(main()) == [1.0] * 16
+    call = caller(waits, concurrency=8)
+    assert await asyncio.gather(*(call() for _ in range(16))) == [1.0] * 16
 
 
-def test_a_call_that_waits_for_its_next_try_holds_no_place() -> None:
-    async def main() -> float:
-        async def one_fails(fails: bool) -> float:
-            if fails:
-                raise ConnectionError
-            return 1.0
+async def test_a_call_that_waits_for_its_next_try_holds_no_place() -> None:
+    async def one_fails(fails: bool) -> float:
+        if fails:
+            raise ConnectionError
+        return 1.0
 
-        call = caller(one_fails, concurrency=1, retries=1, backoff=3600.0)
-        waiting = asyncio.create_task(call(fails=True))
-        while "retries" not in spent.read():
-            await asyncio.sleep(0)
-        found: float = await call(fails=False)
-        waiting.cancel()
-        return found
-
-    assert asyncio.run(main()) == 1.0
+    call = caller(one_fails, concurrency=1, retries=1, backoff=3600.0)
+    waiting = asyncio.create_task(call(fails=True))
+    while "retries" not in spent.read():
+        await asyncio.sleep(0)
+    assert await call(fails=False) == 1.0
+    waiting.cancel()
 
 
 def test_several_rewards_are_their_weighted_sum_and_each_keeps_its_name() -> None:

@@ -100,29 +100,23 @@ def test_results_and_errors_are_the_functions_own(scored: Callable[..., Any]) ->
         ("lambda", r"the result \{'score': 1\.0, 'why': <function .* cannot be sent: "),
     ],
 )
-def test_what_cannot_be_sent_from_a_process_is_said_in_words_and_the_next_call_is_well(
+async def test_what_cannot_be_sent_from_a_process_is_said_in_words_and_the_next_call_is_well(
     scored: Callable[..., Any], answer: str, message: str
 ) -> None:
-    async def main() -> Any:
-        with pytest.raises(RuntimeError, match=message):
-            await scored(answer, concurrency=1)
-        return await scored("a", concurrency=1)
-
-    assert asyncio.run(main())["score"] == 11
+    with pytest.raises(RuntimeError, match=message):
+        await scored(answer, concurrency=1)
+    assert (await scored("a", concurrency=1))["score"] == 11
 
 
 @pytest.mark.parametrize("answer", ["hang", "compute"])
-def test_a_call_that_takes_too_long_is_ended_with_its_process_and_another_takes_its_place(
+async def test_a_call_that_takes_too_long_is_ended_with_its_process_and_another_takes_its_place(
     scored: Callable[..., Any], answer: str
 ) -> None:
-    async def main() -> tuple[int, int]:
-        limits: dict[str, Any] = {"timeout_s": HASTY, "concurrency": 1}
-        before = (await scored("a", **limits))["process"]
-        with pytest.raises(RewardTimeout, match=r"compute_score of .*reward\.py did not return within 2 s"):
-            await scored(answer, **limits)
-        return before, (await scored("a", **limits))["process"]
-
-    before, after = asyncio.run(main())
+    limits: dict[str, Any] = {"timeout_s": HASTY, "concurrency": 1}
+    before = (await scored("a", **limits))["process"]
+    with pytest.raises(RewardTimeout, match=r"compute_score of .*reward\.py did not return within 2 s"):
+        await scored(answer, **limits)
+    after = (await scored("a", **limits))["process"]
     assert after != before != os.getpid()
     assert is_gone(before)
 
@@ -168,7 +162,7 @@ def test_a_coroutine_functions_own_timeout_is_its_error_and_no_time_limit() -> N
         await asyncio.sleep(3600)
         return 1.0
 
-    own, ours = outcomes(judge(ask)._reward(), judge(slow, timeout=HASTY)._reward())
+    own, ours = outcomes(judge(ask)._reward(), judge(slow, timeout=0.05)._reward())
     assert isinstance(own, TimeoutError)
     assert str(own) == "the judge closed the connection after 2 s"
     assert isinstance(own.__cause__, ConnectionError)

@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
 from goldilocks.tasks.arithmetic import (
     CALL,
@@ -25,7 +26,7 @@ from goldilocks.tasks.arithmetic import (
     sum_key,
 )
 from goldilocks.tasks.registry import split_of
-from goldilocks.tasks.tiny_model import calling_tokenizer
+from goldilocks.tasks.tiny_model import tiny_model
 from goldilocks.tasks.warm_start import encode
 
 TASK = Arithmetic()
@@ -134,7 +135,7 @@ def test_grading():
     assert Sums().grade("7 or maybe 8", "7", {}) == {"score": 0.0, "acc": 0.0}
 
 
-TOKENIZER = calling_tokenizer()
+TOKENIZER = AutoTokenizer.from_pretrained(tiny_model("calculator"))
 
 
 @given(st.lists(st.integers(0, 999_999_999), min_size=1, max_size=8), st.data())

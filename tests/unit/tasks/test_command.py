@@ -26,17 +26,16 @@ def test_the_same_seed_writes_the_same_bytes(tmp_path):
     assert (tmp_path / "a/train.parquet").read_bytes() == (tmp_path / "b/train.parquet").read_bytes()
 
 
-def test_no_file_is_replaced_unless_it_is_forced(tmp_path, capsys):
+def test_no_file_is_replaced_unless_it_is_forced(tmp_path, refused):
     words = ["data", "make", "arithmetic", "--out", str(tmp_path), "--train", "3", "--val", "2"]
     (tmp_path / "val.parquet").write_text("mine")
-    assert main(words) == 2
-    assert "a folder without val.parquet (--force replaces the file)" in capsys.readouterr().err
+    assert "a folder without val.parquet (--force replaces the file)" in refused(words)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
     assert main([*words, "--force"]) == 0
     assert len(pq.read_table(tmp_path / "val.parquet")) == 2
 
 
-def test_wrong_options_are_one_line_and_status_2(tmp_path, capsys):
+def test_wrong_options_are_one_line_and_status_2(tmp_path, refused):
     out = ["--out", str(tmp_path)]
     for words, message in (
         (["arithmatic"], "did you mean 'arithmetic'"),
@@ -44,10 +43,7 @@ def test_wrong_options_are_one_line_and_status_2(tmp_path, capsys):
         (["reasoning_gym"], "needs --generator"),
         (["arithmetic", "--val", "0"], "--val=0 is not accepted: 1 or more"),
     ):
-        assert main(["data", "make", *words, *out]) == 2
-        error = capsys.readouterr().err
-        assert message in error
-        assert error.count("\n") == 1
+        assert message in refused(["data", "make", *words, *out])
 
 
 def test_a_mixture_of_generators_with_knobs(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 
@@ -10,9 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from goldilocks.config.sections import RewardCalls
-from goldilocks.rewards.calls import compute_score, guarded
-from goldilocks.tasks.published import Gsm8k, Math, boxed_answer, marked_answer
+from goldilocks.tasks.published import Gsm8k, Math
 
 ROWS = [
     {
@@ -59,11 +56,6 @@ def test_the_number_counts_however_it_is_written(answer):
 )
 def test_anything_else_is_wrong_and_graded_at_once(answer):
     assert Gsm8k().grade(answer, "1234", {})["acc"] == 0.0
-
-
-def test_the_last_marked_answer_is_final():
-    assert marked_answer("#### 1\n#### 2") == "2"
-    assert marked_answer("no mark") is None
 
 
 def test_missing_files_and_columns_are_named(tmp_path):
@@ -139,6 +131,7 @@ def test_an_answer_that_is_published_as_a_number_is_compared_as_text(tmp_path):
         ("\\boxed{14/3}", "\\frac{14}{3}"),
         ("\\boxed{4.5}", "\\frac{9}{2}"),
         ("first \\boxed{1}, no: \\boxed{2}", "2"),  # two boxes: the last counts
+        ("\\boxed{\\boxed{2}} and {more}", "2"),
         ("\\boxed{(3,\\pi/2)}", "\\left( 3, \\frac{\\pi}{2} \\right)"),
         ("\\boxed{\\text{Evelyn}}", "\\text{Evelyn}"),
         ("\\boxed{Evelyn}", "\\text{Evelyn}"),
@@ -168,21 +161,3 @@ def test_a_box_with_the_value_of_the_truth_is_right(answer, truth):
 )
 def test_anything_but_the_value_in_the_last_box_is_wrong(answer):
     assert Math().grade(answer, "2", {})["acc"] == 0.0
-
-
-def test_the_last_box_is_read_to_its_own_brace():
-    assert boxed_answer("\\boxed{\\sqrt{1+\\frac{1}{2}}} and {more}") == "\\sqrt{1+\\frac{1}{2}}"
-    assert boxed_answer("\\boxed{\\boxed{2}}") == "2"
-
-
-def test_an_answer_that_would_be_computed_for_ever_is_wrong_once_its_time_is_over():
-    reward = {"path": "pkg://goldilocks.tasks.published", "name": "compute_score"}
-    calls = RewardCalls(timeout=5.0, on_failure="zero")
-    packed = guarded(reward, calls)["reward_kwargs"]["packed"]
-
-    async def grade(*answers: str) -> list[dict[str, float]]:
-        row = {"data_source": Math.data_source, "ground_truth": "2", "extra_info": {}}
-        return [await compute_score(packed, solution_str=answer, **row) for answer in answers]
-
-    scores = asyncio.run(grade("\\boxed{2}", "\\boxed{9999999!}", "\\boxed{1+1}"))
-    assert [score["acc"] for score in scores] == [1.0, 0.0, 1.0]

@@ -41,6 +41,11 @@ def test_reasoning_gym_splits_do_not_touch():
     assert not train & {problem.question for problem in task.problems("val", 10, seed=1)}
 
 
+def test_a_mixture_has_as_many_problems_as_were_asked_for():
+    task = ReasoningGym("basic_arithmetic+chain_sum+gcd+lcm+leg_counting+prime_factorization")
+    assert len(task.problems("train", 9, seed=0)) == 9
+
+
 def test_an_unknown_generator_is_answered_with_the_nearest():
     with pytest.raises(ValueError, match="did you mean 'leg_counting'"):
         ReasoningGym("leg_countin")
@@ -80,6 +85,7 @@ def test_knobs_change_the_problems():
         ({"max_trms": 3}, r"generators\.chain_sum\.max_trms=3 is not accepted: a knob: .*max_terms"),
         ({"min_terms": 9, "max_terms": 2}, "generators.chain_sum"),
         ({"share": 0}, "a number above 0"),
+        ({"share": "half"}, "generators.chain_sum.share='half' is not accepted: a number above 0"),
     ],
 )
 def test_wrong_knobs_are_named(knobs, message):

@@ -22,10 +22,11 @@ from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
 from goldilocks.core import ListSource
 from goldilocks.core.accounts import Accounts
+from goldilocks.core.limits import Budget
+from goldilocks.drive import driver
 from goldilocks.drive.backend import CANCELLED
 from goldilocks.drive.driver import ENDS_THE_RUN
 from goldilocks.rewards import RewardFailed, spent
-from goldilocks.runs import costs
 from goldilocks.runs.checkpoints import FILE
 from goldilocks.runs.costs import SECONDS
 from goldilocks.testing import check_backend, check_rows
@@ -124,20 +125,17 @@ class TwoTurns(AskedLoop):
         await asyncio.Event().wait()
 
 
-def test_a_cancelled_rollout_has_cost_the_turns_that_it_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cancelled_rollout_has_cost_the_turns_that_it_finished(monkeypatch: pytest.MonkeyPatch) -> None:
     async def turn(*_: Any) -> Any:
         return [5, 6, 7], [-0.1, -0.2, -0.3]
 
-    async def cancelled() -> Answer:
-        loop = TwoTurns()
-        loop._take(RolloutAsk(("g0", 0), 0, 1))
-        await loop.second_turn.wait()
-        loop._take(Cancel(("g0",)))
-        await asyncio.gather(*loop._tasks.values(), return_exceptions=True)
-        return loop.rollout_buffer.get_nowait()
-
     monkeypatch.setattr(async_rollout_worker._AsyncRolloutLoop, "_generate_one_turn", turn)
-    assert backend()._event(asyncio.run(cancelled())) == Failure("g0", 0, CANCELLED, 3)
+    loop = TwoTurns()
+    loop._take(RolloutAsk(("g0", 0), 0, 1))
+    await loop.second_turn.wait()
+    loop._take(Cancel(("g0",)))
+    await asyncio.gather(*loop._tasks.values(), return_exceptions=True)
+    assert backend()._event(loop.rollout_buffer.get_nowait()) == Failure("g0", 0, CANCELLED, 3)
 
 
 class Refused(TwoTurns):
@@ -184,9 +182,9 @@ def test_samples_come_back_from_disk_as_they_were() -> None:
 
 def test_the_wait_for_an_updates_samples_is_part_of_its_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(costs, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    meter = costs.Meter(costs.Budget(), Accounts())
-    budget = BudgetCallback(costs.Budget(), meter, None)  # type: ignore[arg-type]
+    monkeypatch.setattr(driver, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    meter = driver.Meter(Budget(), Accounts())
+    budget = BudgetCallback(Budget(), meter, None)  # type: ignore[arg-type]
     state = SimpleNamespace(global_step=1)
     callbacks: list[Any] = [budget, on_disk.RunRecord(tmp_path, {}, budget.metrics, str)]
     budget.begin()
@@ -263,11 +261,7 @@ def test_a_checkpoint_of_trls_own_trainer_starts_a_collector_anew(tmp_path: Path
     [
         ({"batch_filter": {"enable": True}}, {}, r"batch_filter\.enable=True is not accepted: False on TRL's async"),
         ({"goldilocks": {"rewards": {"retries": 3}}}, {}, r"goldilocks\.rewards=.* is not accepted: no key on TRL"),
-        (
-            {"goldilocks": {"on_stale_weights": "error"}},
-            {},
-            r"goldilocks\.on_stale_weights='error' is not accepted: warn",
-        ),
+        ({"goldilocks": {"on_stale_weights": "error"}}, {}, r"on_stale_weights='error' is not accepted: warn"),
         ({"goldilocks": {"validate_by": ["level"]}}, {}, r"goldilocks\.validate_by=\['level'\] is not accepted: none"),
         ({"filter_groups": {"on_full": "finish"}}, {}, r"filter_groups\.on_full='finish' is not accepted: partial"),
         ({"goldilocks": {}}, {"rollout_worker": 1}, r"rollout_worker=1 is not accepted: none with a section"),

@@ -13,7 +13,8 @@ from torch import nn
 from transformers import Qwen2Config, Qwen3MoeConfig, Qwen3VLMoeConfig
 
 from goldilocks.core import Accounts
-from goldilocks.runs.costs import Budget, Meter
+from goldilocks.core.limits import Budget
+from goldilocks.drive.driver import Meter
 from goldilocks.trl.collection import Processes
 from goldilocks.trl.on_disk import BudgetCallback, is_comparable, is_exact, trainers_log_probs
 from goldilocks.trl.rows import LOG_PROBS

@@ -32,15 +32,15 @@ def test_a_policy_of_the_users_own_is_rehearsed_before_training(
 
 def test_what_a_round_generated_is_let_go_before_the_batch_is_trained(tmp_path: Path) -> None:
     trainer = world.trainer(tmp_path, sections={"filter_groups": {"enable": True}})
-    rounds: list[weakref.ref[Any]] = []
+    generate, rounds = trainer._generate_round, []
 
     def generated(*args: Any) -> Any:
-        made = trainer._generate_round(*args)
+        made = generate(*args)
         rounds.append(weakref.ref(made[0]["completion_ids"]))
         return made
 
-    trainer.model.train()
-    trainer.collection.collect(generated, trainer._log_probs, trainer._rewards())
+    trainer._generate_round = generated
+    world.collect(trainer)
     gc.collect()
     assert rounds
     assert [one() for one in rounds] == [None] * len(rounds)
@@ -58,15 +58,8 @@ def test_a_completion_is_truncated_unless_its_last_allowed_token_ends_it(tmp_pat
         max_completion_length=1,
         per_device_train_batch_size=64,
     )
-    rows: list[Any] = []
-
-    def generated(*args: Any) -> Any:
-        made = trainer._generate_round(*args)
-        rows.extend(made[1])
-        return made
-
-    trainer.model.train()
-    trainer.collection.collect(generated, trainer._log_probs, trainer._rewards())
+    rows = world.rows_of(trainer)
+    world.collect(trainer)
     ended = [int(row.tensors["completion_ids"][0]) == trainer.processing_class.eos_token_id for row in rows]
     assert set(ended) == {True, False}
     assert [row.truncated for row in rows] == [not one for one in ended]

@@ -6,6 +6,7 @@ A longer text is refused by the key that ends it. Each turn of a conversation ha
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -66,3 +67,16 @@ def test_a_later_turn_is_known_by_what_its_conversation_has_written() -> None:
     again.next([[2, 3]])
     again.wrote([[2, 3]], [[7, 7]])
     assert again.next([[2, 3, 7, 7, *TOOL]])[0] == [seeds[2]]  # whatever is generated beside it
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_group_on_two_processes_draws_no_noise_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, training: bool
+) -> None:
+    trainer = world.trainer(tmp_path, sections={"engine_slots": 2})
+    trainer.model.train(training)
+    seeds = []
+    for rank in range(2):  # four rollouts of one prompt, two on each process
+        monkeypatch.setattr(trainer, "accelerator", SimpleNamespace(process_index=rank))
+        seeds += trainer._plain_seeds([[1, 2]] * 2)
+    assert len(set(seeds)) == 4

@@ -47,26 +47,23 @@ def gradient(of: Any, inputs: dict[str, Any]) -> Tensor:
     return torch.cat([one.grad.flatten() for one in of.model.parameters()])
 
 
+def row_of(prompt: Tensor, completion: Tensor) -> CompletionRow:
+    names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+    values = (prompt, torch.ones_like(prompt), completion, torch.ones_like(completion))
+    return CompletionRow(dict(zip(names, values, strict=True)), (0.0,), None, None)
+
+
 @st.composite
 def rows(draw: st.DrawFn) -> tuple[CompletionRow, float]:
     """A rollout and its advantage: short or long, truncated, silent, of now or of a policy far away."""
-    prompt, completion = draw(st.integers(1, 9)), draw(st.integers(1, 9))
-    ids = draw(st.lists(st.integers(0, 15), min_size=prompt + completion, max_size=prompt + completion))
-    row = CompletionRow(
-        {
-            "prompt_ids": torch.tensor(ids[:prompt]),
-            "prompt_mask": torch.ones(prompt, dtype=torch.long),
-            "completion_ids": torch.tensor(ids[prompt:]),
-            "completion_mask": torch.ones(completion, dtype=torch.long),
-        },
-        (0.0,),
-        None,
-        None,
+    prompt, completion = (
+        torch.tensor(draw(st.lists(st.integers(0, 15), min_size=1, max_size=9))) for _ in ("prompt", "completion")
     )
+    row = row_of(prompt, completion)
     if draw(st.booleans()):
         row = row.silent()
     old = draw(st.sampled_from([None, -25.0, -3.0, 0.0]))
-    row = row.with_own_log_probs() if old is None else row.with_log_probs(torch.full((completion,), old))
+    row = row.with_own_log_probs() if old is None else row.with_log_probs(torch.full((len(completion),), old))
     return row, draw(st.sampled_from([0.0, 0.0, 1.5, -2.5]))
 
 
@@ -104,20 +101,7 @@ FILLED = 16
 
 def nine(silent: int = 0) -> dict[str, Any]:
     """Nine answers of different lengths, and rows that fill the batch up."""
-    rows = [
-        CompletionRow(
-            {
-                "prompt_ids": ids[:2],
-                "prompt_mask": torch.ones(2, dtype=torch.long),
-                "completion_ids": ids,
-                "completion_mask": torch.ones(len(ids), dtype=torch.long),
-            },
-            (0.0,),
-            None,
-            None,
-        )
-        for ids in NINE
-    ]
+    rows = [row_of(ids[:2], ids) for ids in NINE]
     filled = [(row, 1.5 - place % 3) for place, row in enumerate(rows)] + [(rows[-1].silent(), 0.0)] * silent
     inputs = micro_batch(filled, older=True)
     rows_and_tokens = inputs["completion_ids"].shape
@@ -186,10 +170,7 @@ def accumulated(of: Any, parts: list[dict[str, Any]]) -> Tensor:
 
 
 def plain(ids: list[int], advantage: float) -> tuple[CompletionRow, float]:
-    names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
-    values = (ids[:2], [1, 1], ids[2:], [1, 1])
-    tensors = {name: torch.tensor(value) for name, value in zip(names, values, strict=True)}
-    return CompletionRow(tensors, (0.0,), None, None).with_own_log_probs(), advantage
+    return row_of(torch.tensor(ids[:2]), torch.tensor(ids[2:])).with_own_log_probs(), advantage
 
 
 PARTS = [

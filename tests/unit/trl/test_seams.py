@@ -44,6 +44,7 @@ def test_sizes_come_from_grpo_config_and_the_rest_from_the_sections() -> None:
     [
         ({"filter_groups": {"enabled": True}}, r"filter_groups\.enabled is not a key \(did you mean 'enable'\?\)"),
         ({"adaptive_rollout": {"enable": True, "max_n": 2}}, r"adaptive_rollout\.max_n=2 is not accepted"),
+        ({"filter_groups": True}, r"filter_groups=True is not accepted: a section of keys"),
         ({"goldilocks": {"selector": "thomson"}}, "thompson"),
         ({"goldilocks": {"rewards": {"retries": 3}}}, r"goldilocks\.rewards=.* is not accepted: no key on TRL"),
         ({"batch_filter": {"enable": True, "novel": 1}}, "novel"),

@@ -13,6 +13,17 @@ import trl_world as world
 from run_files import logged
 
 
+def validating(out: Path, prompts: int, answers: int, by: tuple[str, ...] = (), **chosen: Any) -> Any:
+    """Return a trainer that validates on so many prompts, so many answers at a time."""
+    return world.trainer(
+        out,
+        sections={"goldilocks": {"validate_by": list(by)}, "run_dir": out},
+        eval_dataset=world.dataset(prompts),
+        per_device_eval_batch_size=answers,
+        **chosen,
+    )
+
+
 def evaluated(trainer: Any) -> dict[str, Any]:
     """Return what an evaluation logs; the oldest TRL does not return it."""
     trainer.evaluate()
@@ -28,14 +39,7 @@ def test_accuracy_by_column_is_the_mean_over_the_answers_of_each_value(tmp_path:
             seen[kinds].append(value)
         return values
 
-    trainer = world.trainer(
-        tmp_path,
-        sections={"goldilocks": {"validate_by": ["right"]}, "run_dir": tmp_path},
-        reward_funcs=acc,
-        eval_dataset=world.dataset(10),  # batches of eight prompts and of two
-        per_device_eval_batch_size=32,
-    )
-    trainer.evaluate()
+    validating(tmp_path, 10, 32, by=("right",), reward_funcs=acc).evaluate()  # batches of eight prompts and of two
     expected = {f"val/right/{kinds}/acc": pytest.approx(sum(ones) / len(ones)) for kinds, ones in seen.items()}
     lines = logged(tmp_path)
     assert len(expected) == 6
@@ -55,15 +59,7 @@ def test_accuracy_is_how_often_answers_are_right_where_the_reward_trained_on_is_
     def marks(completions: list[Any], right: list[int], **columns: Any) -> list[float]:
         return [0.25 + value / 2 for value in world.reward(completions, right, **columns)]
 
-    trainer = world.trainer(
-        tmp_path,
-        sections={"goldilocks": {}, "run_dir": tmp_path},
-        reward_funcs=[marks, acc],
-        reward_weights=[1.0, 0.0],
-        eval_dataset=world.dataset(10),
-        per_device_eval_batch_size=32,
-    )
-    trainer.evaluate()
+    validating(tmp_path, 10, 32, reward_funcs=[marks, acc], reward_weights=[1.0, 0.0]).evaluate()
     (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert len(seen) == 40
     assert json.loads(line)["data"] == {"val-core/eval/acc/mean@4": pytest.approx(sum(seen) / len(seen))}
@@ -76,15 +72,7 @@ def test_where_the_last_batch_is_dropped_every_answer_of_the_others_counts(tmp_p
     def acc(completions: list[Any], **_: Any) -> list[float]:
         return [float(next(graded)) for _ in completions]
 
-    trainer = world.trainer(
-        tmp_path,
-        sections={"goldilocks": {}, "run_dir": tmp_path},
-        reward_funcs=acc,
-        eval_dataset=world.dataset(5),
-        per_device_eval_batch_size=8,
-        dataloader_drop_last=True,
-    )
-    trainer.evaluate()
+    validating(tmp_path, 5, 8, reward_funcs=acc, dataloader_drop_last=True).evaluate()
     assert next(graded) == 16
     assert logged(tmp_path)[-1]["val-core/eval/acc/mean@4"] == sum(range(16)) / 16
 
@@ -107,15 +95,8 @@ def test_where_the_reward_has_no_acc_an_answer_counts_by_its_score(tmp_path: Pat
     def acc(completions: list[Any], **_: Any) -> list[None]:
         return [None for _ in completions]
 
-    trainer = world.trainer(
-        tmp_path,
-        sections={"goldilocks": {"validate_by": ["right"]}, "run_dir": tmp_path},
-        reward_funcs=[world.reward, acc],
-        reward_weights=[1.0, 0.0],
-        eval_dataset=world.dataset(4),
-        per_device_eval_batch_size=16,
-    )
-    found = evaluated(trainer)
+    weighted = {"reward_funcs": [world.reward, acc], "reward_weights": [1.0, 0.0]}
+    found = evaluated(validating(tmp_path, 4, 16, by=("right",), **weighted))
     by_column = [value for name, value in found.items() if "right" in name]
     assert len(by_column) == 4
     assert sum(by_column) / 4 == pytest.approx(found["eval_reward"])
@@ -125,29 +106,20 @@ def test_an_answer_that_the_judge_failed_on_does_not_count(tmp_path: Path, caplo
     def acc(completions: list[Any], **_: Any) -> list[float | None]:
         return [1.0 if place % 4 else None for place in range(len(completions))]
 
-    trainer = world.trainer(
-        tmp_path,
-        sections={"goldilocks": {"validate_by": ["right"]}, "run_dir": tmp_path},
-        reward_funcs=acc,
-        eval_dataset=world.dataset(4),
-        per_device_eval_batch_size=16,
-    )
-    found = evaluated(trainer)
+    found = evaluated(validating(tmp_path, 4, 16, by=("right",), reward_funcs=acc))
     assert {value for name, value in found.items() if "right" in name} == {1.0}
     assert "4 of 16 answers do not count" in caplog.text
 
 
 def test_a_column_that_the_validation_data_lack_is_named(tmp_path: Path) -> None:
-    sections = {"goldilocks": {"validate_by": ["level"]}}
-    trainer = world.trainer(tmp_path, sections=sections, eval_dataset=world.dataset(4), per_device_eval_batch_size=16)
+    trainer = validating(tmp_path, 4, 16, by=("level",))
     with pytest.raises(ValueError, match=r"goldilocks\.validate_by='level' .*prompt, right"):
         trainer.evaluate()
 
 
 def test_a_column_of_too_many_values_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("goldilocks.runs.history.MOST_VALUES", 3)
-    sections = {"goldilocks": {"validate_by": ["right"]}}
-    trainer = world.trainer(tmp_path, sections=sections, eval_dataset=world.dataset(6), per_device_eval_batch_size=8)
+    trainer = validating(tmp_path, 6, 8, by=("right",))
     with pytest.raises(ValueError, match=r"goldilocks\.validate_by='right' .*at most 3 values, not 4"):
         trainer.evaluate()
 

@@ -14,7 +14,7 @@ from PIL import Image
 from verl_world import Queue
 
 from goldilocks.types import Rollout
-from goldilocks.verl.store import QueueRows, Unfinished, load_rows, save_rows
+from goldilocks.verl.store import QueueRows, load_rows, save_rows
 
 PICTURE = Image.linear_gradient("L").resize((4, 4))
 
@@ -36,11 +36,11 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
 
 def test_rows_come_back_into_the_queue_as_they_were(queue: Queue, tmp_path: Path) -> None:
     before, tags = {key: dict(row) for key, row in queue.rows.items()}, dict(queue.tags)
-    QueueRows(Unfinished(list)).save([rollout(queue, "g0", 0), rollout(queue, "g1", 0)], tmp_path)
+    QueueRows(list).save([rollout(queue, "g0", 0), rollout(queue, "g1", 0)], tmp_path)
     queue.rows.clear()
     queue.tags.clear()
 
-    rows = QueueRows(Unfinished(list))
+    rows = QueueRows(list)
     rows.load(tmp_path)
     assert queue.tags == tags
     for key, fields in before.items():
@@ -56,7 +56,7 @@ def test_rows_come_back_into_the_queue_as_they_were(queue: Queue, tmp_path: Path
 
 
 def test_rows_that_verl_frees_are_not_freed_again(queue: Queue) -> None:
-    rows = QueueRows(Unfinished(list))
+    rows = QueueRows(list)
     for uid in ("g0", "g1"):
         rows.put((uid, 0), rollout(queue, uid, 0).payload)
     trained = ["g0_0_0"]
@@ -69,19 +69,19 @@ def test_rows_that_verl_frees_are_not_freed_again(queue: Queue) -> None:
 
 
 def test_nothing_that_waits_is_saved_as_nothing(queue: Queue, tmp_path: Path) -> None:
-    QueueRows(Unfinished(list)).save([], tmp_path)
+    QueueRows(list).save([], tmp_path)
     before = dict(queue.rows)
-    QueueRows(Unfinished(list)).load(tmp_path)
+    QueueRows(list).load(tmp_path)
     assert queue.rows == before
 
 
 def test_answers_of_a_group_that_nobody_needs_are_neither_kept_nor_saved(queue: Queue, tmp_path: Path) -> None:
-    QueueRows(Unfinished(lambda: [["g0", 0, []], ["g1", 1, []]])).save([], tmp_path / "first")
-    rows = QueueRows(Unfinished(list))
+    QueueRows(lambda: [["g0", 0, []], ["g1", 1, []]]).save([], tmp_path / "first")
+    rows = QueueRows(list)
     assert set(rows.load(tmp_path / "first")) == {("g0", 0), ("g1", 1)}
     rows.retain({"g1"})
     rows.save([], tmp_path / "second")
-    assert set(QueueRows(Unfinished(list)).load(tmp_path / "second")) == {("g1", 1)}
+    assert set(QueueRows(list).load(tmp_path / "second")) == {("g1", 1)}
 
 
 def again(row: Any, folder: Path) -> Any:
@@ -96,16 +96,6 @@ def test_what_reward_functions_return_comes_back(tmp_path: Path) -> None:
     assert row["hits"].tolist() == [1, 2]
     assert row["overlong"].dtype is torch.bool
     assert bool(row["overlong"])
-
-
-def test_inputs_of_another_modality_are_tensors_again(tmp_path: Path) -> None:
-    inputs = {"pixel_values": torch.randn(6, 4).bfloat16(), "image_grid_thw": torch.tensor([[1, 2, 3]])}
-    row = again({"input_ids": torch.arange(3), "multi_modal_inputs": inputs, "turns": None}, tmp_path)
-    assert row["turns"] is None
-    assert torch.equal(row["input_ids"], torch.arange(3))
-    for name, tensor in inputs.items():
-        assert row["multi_modal_inputs"][name].dtype == tensor.dtype
-        assert torch.equal(row["multi_modal_inputs"][name], tensor)
 
 
 def picture(mode: str) -> Image.Image:

@@ -15,7 +15,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from goldilocks.core import Beliefs
 from goldilocks.core.effects import Division
-from goldilocks.verl.driven import ValidatesByColumn
+from goldilocks.verl.driven import Driven
 from goldilocks.verl.update.async_trainer import GoldilocksAsyncTrainer
 from goldilocks.verl.update.trainer import GoldilocksTrainer
 from goldilocks.verl.v0.trainer import RayPPOTrainerWithSampling
@@ -72,7 +72,7 @@ class OfV1(Validation):
 
 @pytest.mark.parametrize("kind", [OfV0, OfV1])
 def test_accuracy_by_column_stands_beside_verls_metrics(kind):
-    trainer = type("Trainer", (ValidatesByColumn, kind), {})(["level", "data_source"])
+    trainer = type("Trainer", (Driven, kind), {})(["level", "data_source"])
     loader = trainer.val_dataloader
     metrics = trainer._validate()
     assert {name: value for name, value in metrics.items() if name.startswith("val/")} == {
@@ -87,7 +87,7 @@ def test_accuracy_by_column_stands_beside_verls_metrics(kind):
 
 
 def test_without_columns_the_metrics_are_verls_own():
-    trainer = type("Trainer", (ValidatesByColumn, OfV1), {})([])
+    trainer = type("Trainer", (Driven, OfV1), {})([])
     assert not [name for name in trainer._validate() if name.startswith("val/")]
 
 
@@ -101,7 +101,7 @@ class WithAFailure(OfV1):
 
 
 def test_answers_that_failed_are_counted_and_said_and_left_out_by_column(caplog):
-    trainer = type("Trainer", (WithAFailure, ValidatesByColumn, OfV1), {})(["level"])
+    trainer = type("Trainer", (WithAFailure, Driven, OfV1), {})(["level"])
     metrics = trainer._validate()
     assert metrics["val/failed_answers"] == 1
     assert {metrics["val/level/1/acc"], metrics["val/level/2/acc"]} == {1.0}
@@ -114,4 +114,4 @@ def test_answers_that_failed_are_counted_and_said_and_left_out_by_column(caplog)
 def test_every_trainer_of_ours_validates_by_column(kind, name):
     owners = [owner for owner in kind.__mro__ if name in vars(owner)]
     ours = list(itertools.takewhile(lambda owner: owner.__module__.startswith("goldilocks."), owners))
-    assert ours[-1] is ValidatesByColumn, "it stands before verl's own"
+    assert ours[-1] is Driven, "it stands before verl's own"

@@ -19,38 +19,32 @@ _OFF = ("quantization", "enable_rollout_routing_replay")
 
 
 def check(rollout: Any, model: Any) -> None:
-    """Raise ``ValueError`` for a ``rollout`` and ``model`` config that only vLLM or SGLang can serve."""
+    """Raise ``ValueError`` for a ``rollout`` and ``model`` config that only vLLM or SGLang can serve.
+
+    A model is looked at where it is on this machine.
+    """
     for key in _ONE:
         _require(rollout.get(key, 1) <= 1, f"rollout.{key}", rollout.get(key), "1, since a replica is one process")
     for key in _OFF:
         _require(not rollout.get(key), f"rollout.{key}", rollout.get(key), "none")
     split = bool(rollout.get("disaggregation", {}).get("enabled"))
     _require(not split, "rollout.disaggregation.enabled", split, "False")
-    config = _model_config(model)
-    if config is None:
-        return
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+    folder = Path(str(model.get("hf_config_path") or model.get("path"))).expanduser()
+    if model.get("trust_remote_code") or not (folder / "config.json").is_file():
+        return  # the servers check every model again
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
     from goldilocks.engine.attention import check_length
 
+    overrides = model.get("override_config") or {}
+    plain = {key: value for key, value in overrides.items() if not isinstance(value, Mapping)}
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False, **plain)
     known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING  # not a model that reads pictures
     _require(known, "model.path", str(model.get("path")), f"a model of text alone, which {config.model_type} is not")
     longest = rollout.get("max_model_len")
     length = longest or rollout.get("prompt_length", 0) + rollout.get("response_length", 0)
     name = "max_model_len" if longest else "prompt_length + response_length"
     check_length(config, length, f"actor_rollout_ref.rollout.{name}")
-
-
-def _model_config(model: Any) -> Any:
-    """Return the model's config where it is on this machine. The servers check every model again."""
-    folder = Path(str(model.get("hf_config_path") or model.get("path"))).expanduser()
-    if model.get("trust_remote_code") or not (folder / "config.json").is_file():
-        return None
-    from transformers import AutoConfig
-
-    overrides = model.get("override_config") or {}
-    plain = {key: value for key, value in overrides.items() if not isinstance(value, Mapping)}
-    return AutoConfig.from_pretrained(folder, trust_remote_code=False, **plain)
 
 
 def _require(sound: bool, key: str, value: object, accepted: str) -> None:

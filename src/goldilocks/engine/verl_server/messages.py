@@ -164,8 +164,7 @@ def abort_in_vllm(server: Any, request_ids: Sequence[str]) -> None:
     engine = server.engine
     if engine.output_handler is None:  # no request was ever made
         return
-    requests = engine.output_processor
-    known = getattr(requests, "external_req_ids", requests.request_states)
+    known = engine.output_processor.external_req_ids
     ending = _end_when_known(known, request_ids, functools.partial(_end_in_vllm, engine))
     asyncio.run_coroutine_threadsafe(ending, engine.output_handler.get_loop())
 

@@ -166,18 +166,12 @@ class RolloutServer(ManyAnswers):
             raise ValueError("rollout.name='transformers' is not accepted: it takes text only; use rollout.name=vllm")
         prompt = [int(token) for token in prompt_ids]
         params = self._sampling_params(sampling_params, request_id, len(prompt))
-        if not await self._admitted():
-            return self._output(Generation.unstarted(request_id), logprobs=False)
+        while not self._open.is_set():  # generation is paused
+            if self._rejecting:
+                return self._output(Generation.unstarted(request_id), logprobs=False)
+            await self._open.wait()
         generation = await self._loop.generate(request_id, prompt, params)
         return self._output(generation, logprobs=bool(sampling_params.get("logprobs")))
-
-    async def _admitted(self) -> bool:
-        """Wait while generation is paused; False if requests are sent back."""
-        while not self._open.is_set():
-            if self._rejecting:
-                return False
-            await self._open.wait()
-        return True
 
     async def abort_request(self, request_id: str, **_ignored: Any) -> dict[str, Any]:
         """End one request with what it has; unknown ids are ignored, since the answer may have ended."""

@@ -9,7 +9,6 @@ informative; where they are not, the share that the data have.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from hydra.errors import HydraException
 from goldilocks.config.recipes import read_recipe
 from goldilocks.dotted_keys import value_at, with_value
 from goldilocks.errors import require
-from goldilocks.runs.costs import COST_NAMES
+from goldilocks.runs.costs import BATCH, COST_NAMES, MINI_BATCH
 
 # Spread over the cost, not over updates: at equal rollouts one recipe makes ten times the updates of another.
 VALIDATIONS = 10
@@ -35,8 +34,7 @@ STEPS, EPOCHS = "trainer.total_training_steps", "trainer.total_epochs"
 WHOLE = ("rollouts", "tokens")  # costs that are counted in whole numbers
 
 GROUPS = "groups_per_update"
-BATCH, GENERATED = "data.train_batch_size", "data.gen_batch_size"
-MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
+GENERATED = "data.gen_batch_size"
 LIMIT = "algorithm.filter_groups.max_num_gen_batches"
 SIZES = (GROUPS, BATCH, MINI_BATCH)  # whole numbers of groups; none is below 1
 FILTERS = ("algorithm.filter_groups.enable", "goldilocks.filter", "batch_filter.enable")
@@ -85,10 +83,10 @@ class Arm:
     settings: Values
     cost: EqualCost
 
-    @property
-    def words(self) -> list[str]:
-        """Return the settings that every arm has; the user's own words come after them, the tuned values last."""
+    def command(self, overrides: Sequence[str]) -> list[str]:
+        """Return the words of ``goldilocks train`` that run the arm: what every arm has, overrides, tuned values."""
         return [
+            self.recipe,
             f"{STEPS}={ENDLESS}",
             f"{EPOCHS}={ENDLESS}",
             "trainer.val_before_train=True",
@@ -97,11 +95,9 @@ class Arm:
             f"goldilocks.budget.validations={VALIDATIONS}",
             "goldilocks.study=True",
             *(f"{key}={self.seed}" for key in SEEDS),
+            *overrides,
+            *unit_words(self.recipe, self.settings, overrides),
         ]
-
-    def command(self, overrides: Sequence[str]) -> list[str]:
-        """Return the words of ``goldilocks train`` that run the arm."""
-        return [self.recipe, *self.words, *overrides, *unit_words(self.recipe, self.settings, overrides)]
 
 
 def unit_words(recipe: str, settings: Values, overrides: Sequence[str]) -> list[str]:
@@ -136,8 +132,8 @@ def parse_grid(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Parse ``key=value,value`` words, in Hydra's grammar for sweeps."""
     grid: dict[str, tuple[str, ...]] = {}
     for word in words:
-        key, equals, value = word.partition("=")
-        require(bool(equals), "--tune", word, "key=value,value; recipes stand before the options")
+        key, _, value = word.partition("=")
+        require(bool(key and value), "--tune", word, "key=value,value; recipes stand before the options")
         try:
             override = OverridesParser.create().parse_override(word)
         except HydraException as error:
@@ -147,11 +143,6 @@ def parse_grid(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
         require(key not in grid, "--tune", word, f"all values of {key} at once: it is there already")
         grid[key] = values
     return grid
-
-
-def combinations(grid: Grid) -> list[dict[str, str]]:
-    """Return every combination of values; an empty grid has one, which is empty."""
-    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
 @dataclass(frozen=True)

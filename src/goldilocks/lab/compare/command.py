@@ -23,7 +23,7 @@ from rich.console import Console
 from goldilocks.config.recipes import choose, listed, quoted
 from goldilocks.errors import missing_extra, require
 from goldilocks.hashing import content_key
-from goldilocks.lab.compare.arm import GROUPS, MINI_BATCH, SEEDS, STEPS, Arm, EqualCost, combinations, parse_grid
+from goldilocks.lab.compare.arm import GROUPS, SEEDS, STEPS, Arm, EqualCost, parse_grid
 from goldilocks.lab.compare.show import LEGEND, in_markdown, notes, settings, tables
 from goldilocks.lab.compare.study import (
     TUNING_SEED,
@@ -37,10 +37,10 @@ from goldilocks.lab.compare.study import (
 )
 from goldilocks.lab.compare.table import Table, make_table
 from goldilocks.launch.machine import find_device, share_of_cores
-from goldilocks.launch.preflight import check_paths, files_of, provide
+from goldilocks.launch.preflight import check_paths, files_of, provide, rows_in
 from goldilocks.launch.supervisor import Board, LiveLine
 from goldilocks.launch.train import STALL_S, check_keys, composed, interruptible, prepared, supervise
-from goldilocks.runs.costs import Progress, clock
+from goldilocks.runs.costs import MINI_BATCH, Progress, clock
 
 OUT = Path("runs/compare")
 WIDEST = 180  # columns, also on a narrower terminal: a wrapped row is readable, a truncated one is not
@@ -85,15 +85,14 @@ def run(args: argparse.Namespace) -> int:
     study = _study(args)
     require(args.parallel >= 1, "--parallel", args.parallel, "1 or more arms at a time")
     alone = args.parallel == 1 or study.cost.kind != "seconds"
-    require(
-        alone, "--parallel", args.parallel, "1 with a budget of seconds: arms at the same time slow each other down"
-    )
+    accepted = "1 with a budget of seconds: arms at the same time slow each other down"
+    require(alone, "--parallel", args.parallel, accepted)
     require(args.stall_timeout > 0, "--stall-timeout", args.stall_timeout, "seconds above 0")
     device, console = find_device(args.words), Console(soft_wrap=True)
     ended = len(list(args.out.glob("*/result.json"))) == study.arms  # shown again, also where no data or model is
     configs = [] if ended else check_study(study, device)
     with StudyFolder.open(args.out, study, partial(origin_here, device)) as folder:
-        split = split_for_tuning(configs, args.out / "tuning") if study.number_of_tries and not ended else []
+        split = split_for_tuning(configs, args.out / "tuning") if study.tuning_arms() and not ended else []
         try:
             with interruptible(), Board(console) as board:
                 launcher = Launcher(study, folder, device, console, board, args.stall_timeout, tuning=split)
@@ -134,7 +133,7 @@ def check_study(study: Study, device: str) -> list[DictConfig]:
     """Check that every recipe composes, and the first one with every value of the grid. Return their configs."""
     _check_keys(study)
     arms = study.reported_arms(study.choose([]))[: len(study.recipes)]
-    first = combinations(study.grid)[0]
+    first = study.combinations[0]
     others = [{**first, key: value} for key, values in study.grid.items() for value in values[1:]]
     configs = []
     for arm in [*arms, *(replace(arms[0], settings=values) for values in others)]:
@@ -165,9 +164,9 @@ def split_for_tuning(configs: Sequence[DictConfig], folder: Path) -> list[str]:
         require(alike and parquet, "--tune", ", ".join(files), "the same data for every recipe, in .parquet files here")
     tables = [pq.read_table(Path(file).expanduser()) for file in files_of(data.train_files)]
     train = pyarrow.concat_tables(tables, promote_options="default")
-    reported = sum(pq.read_metadata(Path(file).expanduser()).num_rows for file in files_of(data.val_files))
     keys = [content_key(prompt) for prompt in train[data.get("prompt_key", "prompt")].to_pylist()]
-    back = set(sorted(set(keys))[: max(1, min(reported, len(train) // 10))])
+    most = min(rows_in(data.val_files) or 0, len(train) // 10)
+    back = set(sorted(set(keys))[: max(1, most)])
     parts = {"train_files": [key not in back for key in keys], "val_files": [key in back for key in keys]}
     folder.mkdir(exist_ok=True)
     for name, chosen in parts.items():
@@ -219,7 +218,7 @@ def _show(table: Table, folder: Path) -> None:
     console.print(f"\n{LEGEND}\n", highlight=False, markup=False)
     for note in notes(table):
         console.print(note, highlight=False, markup=False)
-    for pattern in ("table.*", "curves*.png", "report.html"):
+    for pattern in ("table.*", "report/curves*.png", "report.html"):
         for file in sorted(folder.glob(pattern)):
             console.print(str(file), highlight=False, markup=False)
 
@@ -257,9 +256,10 @@ def run_study(
     study: Study, folder: StudyFolder, run_arm: RunArm, parallel: int = 1, stop: threading.Event | None = None
 ) -> Results:
     """Tune, choose, and run what is reported; ``parallel`` arms at a time. An interrupt sets ``stop``."""
-    costs = [study.tuning_cost.amount] * study.number_of_tries + [study.cost.amount] * len(study.recipes) * study.seeds
+    tries = study.tuning_arms()
+    costs = [arm.cost.amount for arm in tries] + [study.cost.amount] * (study.arms - len(tries))
     crew = _Crew(costs, folder, run_arm, parallel, stop or threading.Event())
-    tuned = crew.run(study.tuning_arms())
+    tuned = crew.run(tries)
     return Results(tuned, crew.run(study.reported_arms(study.choose(tuned))))
 
 

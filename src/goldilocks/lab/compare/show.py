@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from goldilocks.config.recipes import name_of
 from goldilocks.lab import CONFIDENCE, Interval
 from goldilocks.lab.compare.arm import Values
-from goldilocks.lab.compare.study import SHARES
+from goldilocks.lab.compare.study import SAMPLES, SHARES
 from goldilocks.lab.compare.table import POWER, Against, Price, RecipeRow, Table
 from goldilocks.runs.costs import clock
 from goldilocks.sheet import Sheet
 
 NOT_REACHED, BEFORE = "not reached", "before training"
-SAMPLES = "actor_rollout_ref.rollout.val_kwargs.n"
 LEAST_GAIN, MOST_ERROR = 0.03, 0.01  # below, above: what is said of accuracies is doubtful
 LEGEND = f"""\
 accuracy: mean of the last {len(SHARES)} validations, ± 95% t-interval over the seeds; groups: trained groups whose
@@ -26,8 +25,12 @@ for the accuracy that the baseline has after N% of that clock, and the ratio of 
 
 def tables(table: Table) -> list[Sheet]:
     """Return the study's table, one for each baseline, and the accuracies by column if there are any."""
-    against = [_baseline(table, baseline) for baseline in table.baselines]
-    return [_main(table), *against, *(_by_column(table, *column) for column in table.columns.items())]
+    sheets = [_main(table), *(_baseline(table, baseline) for baseline in table.baselines)]
+    for column, values in table.columns.items():
+        start = (BEFORE, *(f"{100 * table.start_levels[column][value].mean:.1f}%" for value in values))
+        rows = [(name_of(row.recipe), *(_percent(row.levels[column][value]) for value in values)) for row in table.rows]
+        sheets.append(Sheet(("recipe", *values), (start, *rows), f"accuracy by {column}"))
+    return sheets
 
 
 def _main(table: Table) -> Sheet:
@@ -65,12 +68,6 @@ def _baseline(table: Table, baseline: str) -> Sheet:
         for row, one in pairs
     ]
     return Sheet(("recipe", "clock", "difference", "could see", *prices), rows, f"against {name_of(baseline)}")
-
-
-def _by_column(table: Table, column: str, values: Sequence[str]) -> Sheet:
-    start = (BEFORE, *(f"{100 * table.start_levels[column][value].mean:.1f}%" for value in values))
-    rows = [(name_of(row.recipe), *(_percent(row.levels[column][value]) for value in values)) for row in table.rows]
-    return Sheet(("recipe", *values), (start, *rows), f"accuracy by {column}")
 
 
 def caption(table: Table) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -32,8 +33,8 @@ import yaml
 from goldilocks.config.recipes import name_of, read_recipe
 from goldilocks.dotted_keys import value_at
 from goldilocks.errors import require
-from goldilocks.lab.compare.arm import VALIDATIONS, Arm, EqualCost, Grid, Values, combinations
-from goldilocks.launch.preflight import files_of
+from goldilocks.lab.compare.arm import VALIDATIONS, Arm, EqualCost, Grid, Values
+from goldilocks.launch.preflight import rows_in
 from goldilocks.runs.costs import COST_NAMES, EPOCHS, SCORE, spending, updates_per_line
 from goldilocks.runs.files import Lines, write_text
 from goldilocks.runs.history import History, by_column, validation_accuracy
@@ -43,6 +44,7 @@ PACKAGES = ("goldilocks-rl", "verl", "trl", "vllm", "torch", "transformers")  # 
 SHARES = tuple(1 - number / VALIDATIONS for number in range(3))  # of a cost: accuracy there is the mean at these
 Origin = Callable[[], Mapping[str, str]]
 Levels = Mapping[str, Mapping[str, float]]  # accuracies by column and value
+SAMPLES = "actor_rollout_ref.rollout.val_kwargs.n"  # answers to each problem of a validation
 INFORMATIVE, SIGNAL = "train/informative_groups", "train/signal"
 
 
@@ -73,8 +75,8 @@ class Study:
 
     @property
     def combinations(self) -> list[dict[str, str]]:
-        """Return the combinations that tuning tries for every recipe; a single one is not tried."""
-        return combinations(self.grid)
+        """Return the combinations that tuning tries for every recipe; an empty grid has one, which is empty."""
+        return [dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())]
 
     @property
     def baselines(self) -> tuple[str, ...]:
@@ -89,22 +91,17 @@ class Study:
     @property
     def arms(self) -> int:
         """Return the number of runs, tuning included."""
-        return self.number_of_tries + len(self.recipes) * self.seeds
-
-    @property
-    def number_of_tries(self) -> int:
-        """Return the number of tuning runs."""
-        of_recipe = self.tune_seeds * len(self.combinations)
-        return len(self.recipes) * of_recipe if len(self.combinations) > 1 else 0
+        return len(self.tuning_arms()) + len(self.recipes) * self.seeds
 
     def tuning_arms(self) -> list[Arm]:
-        """Return an arm for every seed of tuning, combination and recipe."""
+        """Return an arm for every seed of tuning, combination and recipe; a single combination is not tried."""
+        if len(self.combinations) == 1:
+            return []
         return [
             Arm(f"tune-{name_of(recipe)}-{number}-seed{seed}", recipe, seed, settings, self.tuning_cost)
             for seed in range(TUNING_SEED, TUNING_SEED + self.tune_seeds)
             for number, settings in enumerate(self.combinations, start=1)
             for recipe in self.recipes
-            if self.number_of_tries
         ]
 
     def reported_arms(self, chosen: Mapping[str, Values]) -> list[Arm]:
@@ -178,23 +175,17 @@ class StudyFolder:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ValueError(f"--out={str(path)!r}: another goldilocks compare is running there") from None
-            folder = cls(path, origin)
-            folder._claim(study)
-            yield folder
-
-    def _claim(self, study: Study) -> None:
-        file, settings = self.path / "study.json", study.as_dict()
-        if not file.exists():
-            write_json(file, settings)
-        known = json.loads(file.read_text())
-        order = known.get("tune_order", "grid")  # of an older version: its reported arms have values of fewer tries
-        require(order == "grid", "--out", str(self.path), f"a study whose tuning tried the whole grid, not {order}")
-        differing = [key for key in settings if known.get(key) != settings[key]]
-        if differing:
-            said = [f"{key} is {json.dumps(known.get(key))}, not {json.dumps(settings[key])}" for key in differing]
-            if "recipes" in differing and list(known.get("recipes", ())) == list(settings["recipes"]):
-                said.append("a recipe was edited since the study began, and its arms would be of two recipes")
-            raise ValueError(f"--out={str(self.path)!r} has another study: {'; '.join(said)}. Choose another --out")
+            file, settings = path / "study.json", study.as_dict()
+            if not file.exists():
+                write_json(file, settings)
+            known = json.loads(file.read_text())
+            differing = [key for key in settings if known.get(key) != settings[key]]
+            if differing:
+                said = [f"{key} is {json.dumps(known.get(key))}, not {json.dumps(settings[key])}" for key in differing]
+                if "recipes" in differing and list(known.get("recipes", ())) == list(settings["recipes"]):
+                    said.append("a recipe was edited since the study began, and its arms would be of two recipes")
+                raise ValueError(f"--out={str(path)!r} has another study: {'; '.join(said)}. Choose another --out")
+            yield cls(path, origin)
 
     def run(self, arm: Arm) -> Path:
         return self.path / arm.name
@@ -202,7 +193,10 @@ class StudyFolder:
     def result(self, arm: Arm) -> Result | None:
         """Return the arm's result, or None if the arm has not ended."""
         file = self.run(arm) / "result.json"
-        return Result.from_dict(json.loads(file.read_text())) if file.exists() else None
+        if not file.exists():
+            return None
+        values = json.loads(file.read_text())
+        return Result(**{**values, "validations": tuple(Validation(**one) for one in values["validations"])})
 
     def begin(self, arm: Arm) -> None:
         """Make the arm's folder; an unfinished arm is deleted, and anything else that is there is an error."""
@@ -296,10 +290,6 @@ class Result:
                 found.setdefault(column, {})[value] = float(at[0])
         return found
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Result:
-        return cls(**{**values, "validations": tuple(Validation(**one) for one in values["validations"])})
-
 
 @dataclass(frozen=True)
 class Results:
@@ -340,16 +330,6 @@ def read_result(arm: Arm, path: Path, wall_seconds: float, *, alone: bool = True
         informative_groups=sum(history.series(INFORMATIVE).values()),
         signal=sum(history.series(SIGNAL).values()),
         epochs=value_at(config, EPOCHS) or 1,
-        answers=_answers(config),
+        answers=(rows_in(value_at(config, "data.val_files") or []) or 0) * (value_at(config, SAMPLES) or 1),
         alone=alone,
     )
-
-
-def _answers(config: Mapping[str, Any]) -> int:
-    """Return the answers of a validation: its problems, where they are in parquet files here, times its samples."""
-    import pyarrow.parquet as pq
-
-    paths = [Path(file).expanduser() for file in files_of(value_at(config, "data.val_files") or [])]
-    here = all(path.suffix == ".parquet" and path.is_file() for path in paths)
-    problems = sum(pq.read_metadata(path).num_rows for path in paths) if here else 0
-    return problems * (value_at(config, "actor_rollout_ref.rollout.val_kwargs.n") or 1)

@@ -8,7 +8,6 @@ rest is muted. Vega is one script, so that the page needs no network.
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -122,22 +121,6 @@ def line_plot(
     )
 
 
-def trend_plot(
-    runs: Sequence[Run],
-    name: str,
-    title: str,
-    y: tuple[str, str],
-    series: Callable[[Run], Series],
-    *,
-    scale: alt.Scale | None = None,
-    hint: str = "",
-    below: Sequence[alt.Chart] = (),
-) -> Plot:
-    """Return a plot of one series by step, drawn over the charts ``below``."""
-    rows = [row for run in runs for row in with_trend(run, series(run), y[0])]
-    return Plot(name, title, layered(*below, line_plot(runs, y, form="~r", scale=scale)), rows, hint=hint)
-
-
 def dashed_lines(
     runs: Sequence[Run], kind: str, dashes: Mapping[str, list[int]], y: alt.Y, value: str | alt.Tooltip
 ) -> alt.Chart:
@@ -147,11 +130,22 @@ def dashed_lines(
     return alt.Chart(data()).mark_line().encode(x=step_axis(), y=y, color=by_run(runs), strokeDash=dash, tooltip=shown)
 
 
-def heat_map(number: int, y: alt.Y, darkness: alt.Opacity, *more: alt.Tooltip) -> alt.Chart:
-    """Return cells from the step ``from`` to the step ``to`` in the colour of a run."""
-    shown = [alt.Tooltip("from:Q", title="step"), *more]
+def heat_map(
+    number: int, axis: str, order: Sequence[str], what: str, darkness: alt.Scale, *more: alt.Tooltip
+) -> alt.Chart:
+    """Return cells from the step ``from`` to the step ``to`` in the colour of a run; ``share`` makes them dark.
+
+    ``order`` has the values of the field ``row`` from the top, ``axis`` is what they are values of, ``what`` the share.
+    """
+    shown = [
+        alt.Tooltip("from:Q", title="step"),
+        alt.Tooltip("row:N", title=axis),
+        alt.Tooltip("share:Q", format=".1%", title=what),
+    ]
+    y = alt.Y("row:O", sort=order, axis=alt.Axis(title=axis, grid=False), scale=alt.Scale(domain=order))
+    opacity = alt.Opacity("share:Q", scale=darkness, legend=None)
     cells = alt.Chart(data()).mark_rect(fill=run_colour(number), stroke=None)
-    return cells.encode(x=step_axis("from"), x2=alt.X2("to:Q"), y=y, opacity=darkness, tooltip=shown)
+    return cells.encode(x=step_axis("from"), x2=alt.X2("to:Q"), y=y, opacity=opacity, tooltip=[*shown, *more])
 
 
 def until_next(steps: Sequence[int]) -> dict[int, int]:
@@ -180,11 +174,6 @@ def layered(*charts: alt.Chart | alt.LayerChart) -> alt.LayerChart:
     return chart
 
 
-def reference(value: float) -> alt.Chart:
-    """Return a dashed horizontal line."""
-    return alt.Chart(alt.InlineData(values=[{}])).mark_rule(strokeDash=[4, 4], opacity=0.7).encode(y=alt.YDatum(value))
-
-
 def thinned(series: Series, most: int = MOST_POINTS) -> Series:
     """Return at most ``most`` points: the mean of each stretch of steps, at its last step."""
     steps, values = list(series), list(series.values())
@@ -200,11 +189,6 @@ def smoothed(series: Series) -> Series:
     return {step: sum(window) / len(window) for step, window in zip(series, windows, strict=True)}
 
 
-def file_word(text: str) -> str:
-    """Return a text as a part of a file name."""
-    return re.sub(r"[\W_]+", "-", text.lower()).strip("-")
-
-
 def rounded(value: float) -> float:
     """Round to eight digits: GSPO's ratios differ from 1 in the fourth or fifth."""
     return float(f"{value:.8g}")
@@ -215,11 +199,11 @@ def titled(runs: Sequence[Run], run: Run, title: str) -> str:
     return title if len(runs) == 1 else f"{run.name}: {title[0].lower()}{title[1:]}"
 
 
-def lacking(runs: Sequence[Run], there: Callable[[Run], object], what: str, why: str = "not logged") -> list[str]:
-    """Return a note that names the runs that lack something, if there are any; none is named where all lack it."""
+def lacking(runs: Sequence[Run], there: Callable[[Run], object], what: str) -> list[str]:
+    """Return a note that names the runs that logged none of something; none is named where all lack it."""
     names = [run.name for run in runs if not there(run)]
     by = "" if len(runs) == len(names) else f" by {', '.join(names)}"
-    return [f"{what}: {why}{by}"] if names else []
+    return [f"{what}: not logged{by}"] if names else []
 
 
 # -- colours, fonts and Vega -------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from goldilocks.dotted_keys import value_at
 from goldilocks.lab.report import draw
 from goldilocks.lab.report.draw import Plot, Point, Section, run_colour
 from goldilocks.lab.report.run import Run
-from goldilocks.runs.costs import COSTS, CostKind
+from goldilocks.runs.costs import COSTS
 from goldilocks.runs.history import History, Series, belief_name, metric_name, validated_source
 from goldilocks.runs.history import by_column as accuracies_by_column
 from goldilocks.sheet import Sheet
@@ -40,8 +40,8 @@ def reward(history: History) -> Series:
 
 def learning(runs: Sequence[Run]) -> Section:
     """Plot validation accuracy and reward against every cost."""
-    plots: list[Plot] = []
     metrics = validation_metrics(runs)
+    curves: list[tuple[str, str, str, str, Callable[[Run], list[Point]]]] = []
     notes = [] if metrics else ["validation accuracy: not logged (trainer.test_freq)"]
     for metric in metrics:
         source = validated_source(metric) or metric
@@ -51,24 +51,21 @@ def learning(runs: Sequence[Run]) -> Section:
             points = {step: draw.rounded(value) for step, value in run.history.series(metric).items()}
             return [{"run": run.name, "step": step, "value": y, "trend": y} for step, y in points.items()]
 
-        name, title = f"accuracy-{draw.file_word(source)}", f"Accuracy on {source}"
-        plots += [_by_cost(runs, cost, name, title, "accuracy", "~%", validated) for cost in COSTS]
-    for cost in COSTS:
-        title = "Reward while training"
-        plots.append(
-            _by_cost(
-                runs, cost, "reward", title, "mean reward", "~r",
-                lambda run: draw.with_trend(run, reward(run.history), "value"),
-            )
-        )  # fmt: skip
+        name = re.sub(r"[\W_]+", "-", f"accuracy-{source.lower()}").strip("-")
+        curves.append((name, f"Accuracy on {source}", "accuracy", "~%", validated))
+
+    def rewarded(run: Run) -> list[Point]:
+        return draw.with_trend(run, reward(run.history), "value")
+
+    curves.append(("reward", "Reward while training", "mean reward", "~r", rewarded))
     notes += draw.lacking(runs, lambda run: reward(run.history), "training reward")
-    for cost in COSTS:
-        notes += draw.lacking(runs, lambda run, cost=cost: run.spending.totals[cost.name], cost.title)  # type: ignore[misc]
+    for cost, unit in COSTS.items():
+        notes += draw.lacking(runs, lambda run, cost=cost: run.spending.totals[cost], unit)  # type: ignore[misc]
     return Section(
         "learning",
         "Learning",
         "Accuracy and reward by cost. Every generated rollout is charged, also those that were not trained.",
-        draw.with_values(plots),
+        draw.with_values(_by_cost(runs, cost, *curve) for curve in curves for cost in COSTS),
         notes,
         columns=len(COSTS),
     )
@@ -76,7 +73,7 @@ def learning(runs: Sequence[Run]) -> Section:
 
 def _by_cost(
     runs: Sequence[Run],
-    cost: CostKind,
+    cost: str,
     name: str,
     title: str,
     label: str,
@@ -84,12 +81,11 @@ def _by_cost(
     rows_of: Callable[[Run], list[Point]],
 ) -> Plot:
     """Plot rows by what had been spent at their step."""
-    spent = [(row, run.spending.until(cost.name, row["step"])) for run in runs for row in rows_of(run)]
-    rows = [{**row, cost.name: draw.rounded(x)} for row, x in spent if x is not None]
-    axis = draw.number_axis(cost.title, cost.form)
-    x = alt.X(cost.name, type="quantitative", axis=axis, scale=alt.Scale(nice=False))
+    spent = [(row, run.spending.until(cost, row["step"])) for run in runs for row in rows_of(run)]
+    rows = [{**row, cost: draw.rounded(x)} for row, x in spent if x is not None]
+    x = alt.X(cost, type="quantitative", axis=draw.number_axis(COSTS[cost]), scale=alt.Scale(nice=False))
     chart = draw.line_plot(runs, ("value", label), x=x, form=form)
-    return Plot(f"{name}-by-{cost.name}", f"{title}, by {cost.name}", chart, rows)
+    return Plot(f"{name}-by-{cost}", f"{title}, by {cost}", chart, rows)
 
 
 def by_column(runs: Sequence[Run]) -> Section:
@@ -113,11 +109,8 @@ def by_column(runs: Sequence[Run]) -> Section:
                 ends = [f"{value:.1%}" for value in series.values()]
                 row.append(" → ".join([*ends[:1], *ends[1:][-1:]]) or "–")
         sheets.append(Sheet([column, *(run.name for run in runs)], rows))
-
-    def has_columns(run: Run) -> bool:
-        return bool(accuracies_by_column(dict.fromkeys(run.history.names, 0.0)))
-
-    lacking = draw.lacking(runs, has_columns, "accuracy by column (goldilocks.validate_by)")
+    what = "accuracy by column (goldilocks.validate_by)"
+    lacking = draw.lacking(runs, lambda run: accuracies_by_column(dict.fromkeys(run.history.names, 0.0)), what)
     # Runs that were validated as a whole miss nothing.
     nothing = [] if validation_metrics(runs) else ["accuracy by column: nothing was validated"]
     return Section(
@@ -134,17 +127,12 @@ def by_column(runs: Sequence[Run]) -> Section:
 def _over_time(number: int, name: str, title: str, column: str, cells: Mapping[str, Series]) -> Plot:
     """Return a heat map: a row for each value, a cell for each validation."""
     rows: list[Point] = [
-        {"from": step, "to": end, "value": value, "accuracy": draw.rounded(series[step])}
+        {"from": step, "to": end, "row": value, "share": draw.rounded(series[step])}
         for value, series in cells.items()
         for step, end in draw.until_next(list(series)).items()
     ]
-    chart = draw.heat_map(
-        number,
-        alt.Y("value:O", sort=list(cells), axis=alt.Axis(title=column, grid=False)),
-        alt.Opacity("accuracy:Q", scale=alt.Scale(domain=[0, 1], range=[0.03, 1]), legend=None),
-        alt.Tooltip("value:N", title=column),
-        alt.Tooltip("accuracy:Q", format=".1%"),
-    )
+    shown = [value for value, series in cells.items() if series]
+    chart = draw.heat_map(number, column, shown, "accuracy", alt.Scale(domain=[0, 1], range=[0.03, 1]))
     return Plot(name, title, chart, rows, hint="darker: more often right", height=ROW * len(cells) + MARGIN)
 
 
@@ -197,7 +185,8 @@ def _ratio(runs: Sequence[Run], number: int, run: Run) -> Plot:
     bounds = [1.0]
     if value_at(actor, "policy_loss.loss_mode") == "gspo" and isinstance(low, float) and isinstance(high, float):
         bounds, hint = [1 - low, 1 + high], f"{hint}; dashed: clip bounds"
-    chart = draw.layered(*layers, *map(draw.reference, bounds), line)
+    rule = alt.Chart(alt.InlineData(values=[{}])).mark_rule(strokeDash=[4, 4], opacity=0.7)
+    chart = draw.layered(*layers, *(rule.encode(y=alt.YDatum(bound)) for bound in bounds), line)
     return Plot(f"ratios-{number + 1}", draw.titled(runs, run, "Sequence ratio"), chart, rows, hint=hint)
 
 

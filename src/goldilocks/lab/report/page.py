@@ -1,13 +1,8 @@
-"""``goldilocks report``: runs as one HTML page without external files, with PNGs beside it, or a page served live.
+"""``goldilocks report``: runs as one HTML page without external files, with PNGs beside it.
 
 Text of models and data sets is never markup: the template escapes it, the table inserts it as text nodes, and the
 embedded JSON contains no ``<`` that could end the script. The page's content security policy allows only its two
-scripts, by their hashes, and no connections (a live page may connect to its own server).
-
-While a run is training, the page asks this machine for newer versions and updates itself. A version is a digest of the
-sizes and times of the runs' files, computed when the page asks. The page is rendered only if the version has changed.
-The server listens on 127.0.0.1 and answers only requests with that host, so that no other site's page can read the runs
-through the browser.
+scripts, by their hashes, and no connections.
 """
 
 from __future__ import annotations
@@ -17,14 +12,11 @@ import base64
 import hashlib
 import json
 import os
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from html import escape
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from pathlib import Path
 from statistics import fmean
@@ -38,11 +30,10 @@ from goldilocks.errors import require
 from goldilocks.lab.report.draw import DARK, LIGHT, Plot, Section, run_colour, vega_script
 from goldilocks.lab.report.learning import by_column, learning, ratios, reward, validation_metrics
 from goldilocks.lab.report.rollouts import INFORMATIVE, accounts, lengths, pass_rates, rollouts, tokens
-from goldilocks.lab.report.run import METRICS, Run, read_runs
-from goldilocks.runs.checkpoints import checkpoints
+from goldilocks.lab.report.run import Run, read_runs
 from goldilocks.runs.costs import clock
 from goldilocks.runs.history import validated_source
-from goldilocks.runs.records import GROUPS_WITH_ANSWERS, Dump, dump_files, evenly
+from goldilocks.runs.records import GROUPS_WITH_ANSWERS, evenly
 
 SECTIONS = (learning, by_column, tokens, pass_rates, rollouts, lengths, ratios)  # in the order of the page
 MOST_PROMPTS = 5000
@@ -57,10 +48,7 @@ EPILOG = """\
 examples:
   goldilocks report runs/tiny                      runs/tiny/report.html, PNGs in runs/tiny/report/
   goldilocks report runs/a runs/b --out ab.html    both, one over the other
-  goldilocks report --live runs/tiny               in the browser while it trains
 """
-HOST = "127.0.0.1"
-PORT = 8378
 
 
 @dataclass(frozen=True)
@@ -86,8 +74,8 @@ class Opening:
     arms: str
 
 
-def make_page(runs: Sequence[Run], *, live: str | None = None, opening: Opening | None = None) -> Page:
-    """Render the page; ``live`` is its version, for a page that asks its server for newer ones."""
+def make_page(runs: Sequence[Run], *, opening: Opening | None = None) -> Page:
+    """Render the page."""
     made = (make(runs) for make in SECTIONS)
     sections = [section for section in made if section.plots or section.sheets or section.notes]
     plots = tuple(plot for section in (*(opening.sections if opening else ()), *sections) for plot in section.plots)
@@ -95,10 +83,11 @@ def make_page(runs: Sequence[Run], *, live: str | None = None, opening: Opening 
     lines = dict.fromkeys(line for run in runs for line in run.missing)
     lacking = {line: [run.name for run in runs if line in run.missing] for line in lines}
     absent = {line: "" if len(names) == len(runs) else ", ".join(names) for line, names in lacking.items()}
+    named = [{"name": run.name, "colour": run_colour(number)} for number, run in enumerate(runs)]
     html = _environment().get_template("page.html").render(
         title=opening.title if opening else " · ".join(run.name for run in runs),
         opening=opening,
-        runs=[{"name": run.name, "colour": run_colour(number), "run": run} for number, run in enumerate(runs)],
+        runs=named,
         figures=figures(runs),
         absent=absent,
         sections=sections,
@@ -107,14 +96,13 @@ def make_page(runs: Sequence[Run], *, live: str | None = None, opening: Opening 
         answers=[_answers(run) for run in runs],
         clip=_clip,
         made=datetime.now().strftime("%Y-%m-%d %H:%M:%S"),
-        live=live,
         data=_json({
             "plots": {plot.name: plot.spec() for plot in plots},
             "config": {"light": LIGHT, "dark": DARK},
-            "runs": [{"name": run.name, "colour": run_colour(number)} for number, run in enumerate(runs)],
+            "runs": named,
             "prompts": prompts,
         }),
-        **_assets(live is not None),
+        **_assets(),
     )  # fmt: skip
     of_runs = [f"{names}: {line}" if names else line for line, names in absent.items()]
     return Page(html, plots, (*of_runs, *(note for section in sections for note in section.notes)))
@@ -137,7 +125,7 @@ def _prompts(runs: Sequence[Run]) -> tuple[list[list[Any]], str]:
 
 def _answers(run: Run) -> list[dict[str, Any]]:
     """Return a few groups of the first and the last dumped step, to compare early and late answers."""
-    ends: list[Dump] = [run.dumps[0], run.dumps[-1]] if len(run.dumps) > 1 else list(run.dumps)
+    ends = evenly(run.dumps, 2)
     share = GROUPS_WITH_ANSWERS // max(len(ends), 1)
     return [{"step": dump.step, "groups": evenly(dump.groups, share)} for dump in ends]
 
@@ -165,8 +153,8 @@ def _environment() -> jinja2.Environment:
     )
 
 
-@lru_cache(maxsize=2)
-def _assets(live: bool) -> dict[str, Markup]:
+@lru_cache(maxsize=1)
+def _assets() -> dict[str, Markup]:
     """Return the page's style and scripts, and the content security policy that allows only these."""
     folder = resources.files("goldilocks.lab.report") / "templates"
     style, script = ((folder / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
@@ -178,7 +166,7 @@ def _assets(live: bool) -> dict[str, Markup]:
         f"script-src {allowed}",
         "style-src 'unsafe-inline'",
         "img-src data:",
-        "connect-src 'self'" if live else "connect-src 'none'",
+        "connect-src 'none'",
         "base-uri 'none'",
         "form-action 'none'",
     ]
@@ -278,7 +266,7 @@ class Written:
     missing: tuple[str, ...]
 
     def _repr_html_(self) -> str:
-        """Show the page in a notebook, which finds it beside itself or below."""
+        """Show the page in a notebook, which finds it beside itself or below (``examples/tour.ipynb``)."""
         page = escape(Path(os.path.relpath(self.page)).as_posix())
         frame = f'<iframe src="{page}" width="100%" height="{FRAME}" style="border: 0"></iframe>'
         return f'{frame}<p><a href="{page}">{page}</a></p>'
@@ -310,14 +298,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("runs", metavar="RUN", type=Path, nargs="+", help="a run directory, as goldilocks train makes it")
     add("--out", metavar="FILE", type=Path, help="the page (default: RUN/report.html, or report.html for several runs)")
     add("--no-png", action="store_true", help="write the page alone")
-    add("--live", action="store_true", help="serve the page on 127.0.0.1 and keep it up to date, until Ctrl-C")
-    add("--port", metavar="N", type=int, default=PORT, help="for --live; 0: any that is free (default %(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the report, or serve it."""
-    if args.live:
-        return serve(args.runs, args.port)
+    """Write the report."""
     out = args.out or (args.runs[0] / "report.html" if len(args.runs) == 1 else Path("report.html"))
     written = write_report(args.runs, out, png=not args.no_png)
     print(f"page     {written.page} ({written.page.stat().st_size / 1e6:.1f} MB)")
@@ -326,86 +310,3 @@ def run(args: argparse.Namespace) -> int:
     for line in written.missing:
         print(f"missing  {line}")
     return 0
-
-
-def serve(runs: list[Path], port: int) -> int:
-    """Serve the report until Ctrl-C."""
-    with LiveServer(LiveReport(runs), port) as server:
-        try:
-            print(f"live at {server.address} (Ctrl-C ends it)", flush=True)
-            server.serve_forever(poll_interval=0.2)
-        except KeyboardInterrupt:
-            print("ended")
-    return 0
-
-
-class LiveReport:
-    """Renders the current page of the runs."""
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._paths = tuple(paths)
-        self._lock = threading.Lock()
-        self._made = ("", "")
-        self.page()  # an unreadable run fails here and not in the browser
-
-    def version(self) -> str:
-        """Return a digest that changes whenever a run has more to show."""
-        digest = hashlib.sha256()
-        for path in self._paths:
-            beliefs = [file for _, file in checkpoints(path / "checkpoints")[-1:]]
-            for file in (path / METRICS, *dump_files(path / "rollouts")[-1:], *beliefs):
-                if file.is_file():
-                    stat = file.stat()
-                    digest.update(f"{file} {stat.st_size} {stat.st_mtime_ns}\n".encode())
-        return digest.hexdigest()[:16]
-
-    def page(self) -> str:
-        """Return the page; it is rendered again only if there is more to show."""
-        with self._lock:
-            version = self.version()
-            if self._made[0] != version:
-                self._made = (version, make_page(read_runs(self._paths), live=version).html)
-            return self._made[1]
-
-
-class LiveServer(ThreadingHTTPServer):
-    """Serves the page at ``/`` and its current version at ``/version``."""
-
-    daemon_threads = True
-
-    def __init__(self, report: LiveReport, port: int) -> None:
-        try:
-            super().__init__((HOST, port), _Handler)
-        except (OSError, OverflowError) as error:
-            raise ValueError(f"--port={port} is not accepted: a free port, or 0 for any ({error})") from None
-        self.report = report
-
-    @property
-    def address(self) -> str:
-        return f"http://{HOST}:{self.server_port}/"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: LiveServer
-
-    def do_GET(self) -> None:
-        if self.headers.get("Host") not in {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}:
-            self.send_error(HTTPStatus.FORBIDDEN)
-        elif self.path == "/":
-            self._answer("text/html", self.server.report.page())
-        elif self.path == "/version":
-            self._answer("text/plain", self.server.report.version())
-        else:
-            self.send_error(HTTPStatus.NOT_FOUND)
-
-    def _answer(self, kind: str, text: str) -> None:
-        body = text.encode("utf-8")
-        self.send_response(HTTPStatus.OK)
-        self.send_header("Content-Type", f"{kind}; charset=utf-8")
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Print nothing: a line per request would hide the command's own output."""

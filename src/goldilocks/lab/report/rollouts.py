@@ -8,6 +8,7 @@ generated.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import altair as alt
@@ -24,7 +25,6 @@ MOST = "adaptive_rollout/max_rollouts_per_sample"
 INFORMATIVE = "adaptive_rollout/informative_groups_per_1k_rollouts"
 GENERATED = ("length/generated_mean", "response_length/mean")  # a run without a collector trains everything
 KEPT = "length/kept_mean"
-RATIO = "length/kept_over_generated"
 
 # 0 and 1 have bins of their own: such groups teach nothing
 BELIEF_BINS = tuple(f"{low / 10:.1f}–{(low + 1) / 10:.1f}" for low in range(10))  # a posterior mean is never 0 or 1
@@ -37,15 +37,9 @@ _ACCOUNT = re.compile(r"accounts/(?P<account>.+)_tokens")
 
 def rollouts(runs: Sequence[Run]) -> Section:
     """Plot rollouts per prompt and informative groups per 1,000 rollouts."""
-    informative = draw.trend_plot(
-        runs,
-        "informative-groups",
-        "Informative groups",
-        ("groups", "groups per 1,000 rollouts"),
-        lambda run: run.history.series(INFORMATIVE),
-        scale=alt.Scale(zero=True),
-        hint="groups whose rewards differ",
-    )
+    rows = [row for run in runs for row in draw.with_trend(run, run.history.series(INFORMATIVE), "groups")]
+    chart = draw.line_plot(runs, ("groups", "groups per 1,000 rollouts"), form="~r", scale=alt.Scale(zero=True))
+    informative = Plot("informative-groups", "Informative groups", chart, rows, hint="groups whose rewards differ")
     return Section(
         "rollouts",
         "Rollouts per prompt",
@@ -81,34 +75,21 @@ def _positive(run: Run, name: str) -> dict[int, float]:
 
 
 def lengths(runs: Sequence[Run]) -> Section:
-    """Plot both lengths and their ratio."""
-    ratio = draw.trend_plot(
-        runs,
-        "length-ratio",
-        "Kept over generated",
-        ("ratio", "kept / generated length"),
-        lambda run: run.history.series(RATIO),
-        hint="below the dashed line, short answers are favoured",
-        below=[draw.reference(1.0)],
-    )
-    return Section(
-        "lengths",
-        "Kept and generated length",
-        "Mean tokens per answer. If the kept answers are shorter than the generated ones, short answers are favoured.",
-        draw.with_values([_lengths(runs), ratio]),
-        draw.lacking(runs, lambda run: run.history.first_of(*GENERATED), "generated length")
-        + draw.lacking(runs, lambda run: run.history.series(KEPT), "kept length"),
-    )
-
-
-def _lengths(runs: Sequence[Run]) -> Plot:
+    """Plot the mean length of the kept and of all generated answers."""
     rows: list[Point] = []
     for run in runs:
         for kind, series in (("generated", run.history.first_of(*GENERATED)), ("kept", run.history.series(KEPT))):
             rows += [{**row, "of": kind} for row in draw.with_trend(run, series, "tokens")]
     y = alt.Y("trend:Q", axis=draw.number_axis("tokens per answer"), scale=alt.Scale(zero=False))
     chart = draw.dashed_lines(runs, "of", {"kept": [1, 0], "generated": [4, 4]}, y, "tokens:Q")
-    return Plot("lengths", "Length", chart, rows, hint="solid: kept; dashed: generated")
+    return Section(
+        "lengths",
+        "Kept and generated length",
+        "Mean tokens per answer. If the kept answers are shorter than the generated ones, short answers are favoured.",
+        draw.with_values([Plot("lengths", "Length", chart, rows, hint="solid: kept; dashed: generated", wide=True)]),
+        draw.lacking(runs, lambda run: run.history.first_of(*GENERATED), "generated length")
+        + draw.lacking(runs, lambda run: run.history.series(KEPT), "kept length"),
+    )
 
 
 def bin_of(rate: float) -> str:
@@ -118,69 +99,32 @@ def bin_of(rate: float) -> str:
 
 
 def pass_rates(runs: Sequence[Run]) -> Section:
-    """Plot a heat map per run of its trained groups, one of its beliefs, and all beliefs side by side."""
+    """Plot two heat maps per run: of its trained groups, and of what was believed of the prompts."""
     plots: list[Plot] = []
     for number, run in enumerate(runs):
         trained = {dump.step: [group.pass_rate for group in dump.groups] for dump in run.dumps}
         believed = {one.step: [row.pass_rate for row in one.rows] for one in run.beliefs}
-        plots.append(_over_time(number, "trained", draw.titled(runs, run, "Groups trained"), trained, BINS))
-        if len(believed) > 1:
-            title = draw.titled(runs, run, "Believed pass rates")
-            plots.append(_over_time(number, "believed", title, believed, BELIEF_BINS))
-    plots.append(_beliefs_now(runs))
+        plots += [
+            _over_time(number, "trained", draw.titled(runs, run, "Groups trained"), trained, BINS),
+            _over_time(number, "believed", draw.titled(runs, run, "Believed pass rates"), believed, BELIEF_BINS),
+        ]
     return Section(
         "pass-rates",
         "How hard the prompts were",
         "The share of prompts at each pass rate. A group at 0 or at 1 teaches nothing: every advantage in it is zero.",
-        draw.with_values(plots),
-        draw.lacking(runs, lambda run: run.dumps, "pass rates of trained groups", "no answers in rollouts/")
-        + draw.lacking(runs, lambda run: run.beliefs, "believed pass rates", "no beliefs in checkpoints/"),
+        draw.with_values(plots),  # a run without answers or beliefs says so itself
     )
-
-
-def _histogram(rates: Sequence[float]) -> dict[str, float]:
-    counts = dict.fromkeys(BINS, 0)
-    for rate in rates:
-        counts[bin_of(rate)] += 1
-    return {name: count / max(len(rates), 1) for name, count in counts.items()}
 
 
 def _over_time(number: int, kind: str, title: str, rates: Mapping[int, Sequence[float]], bins: Sequence[str]) -> Plot:
     rows: list[Point] = [
-        {"from": step, "to": end, "bin": name, "share": draw.rounded(share), "groups": len(rates[step])}
+        {"from": step, "to": end, "row": name, "share": draw.rounded(count / len(rates[step])), "of": len(rates[step])}
         for step, end in draw.until_next(sorted(rates)).items()
-        for name, share in _histogram(rates[step]).items()
-        if share
+        for name, count in Counter(map(bin_of, rates[step])).items()
     ]
-    order = list(reversed(bins))
-    axis = alt.Axis(title="pass rate", grid=False)
-    chart = draw.heat_map(
-        number,
-        alt.Y("bin:O", sort=order, scale=alt.Scale(domain=order), axis=axis),
-        alt.Opacity("share:Q", scale=alt.Scale(range=[0.06, 1], type="sqrt"), legend=None),
-        alt.Tooltip("bin:O", title="pass rate"),
-        alt.Tooltip("share:Q", format=".0%"),
-        alt.Tooltip("groups:Q", title="of"),
-    )
-    return Plot(f"pass-rates-{kind}-{number + 1}", title, chart, rows, hint="darker: more groups")
-
-
-def _beliefs_now(runs: Sequence[Run]) -> Plot:
-    rows: list[Point] = []
-    for run in filter(lambda run: run.beliefs, runs):
-        shares = _histogram([row.pass_rate for row in run.beliefs[-1].rows])
-        rows += [
-            {"run": run.name, "rate": (place + 0.5) / 10, "share": draw.rounded(shares[name])}
-            for place, name in enumerate(BELIEF_BINS)
-        ]
-    base = alt.Chart(draw.data()).encode(
-        x=alt.X("rate:Q", axis=draw.number_axis("believed pass rate", "~r"), scale=alt.Scale(domain=[0, 1])),
-        y=alt.Y("share:Q", axis=draw.number_axis("share of prompts visited", "~%"), stack=None),
-        color=draw.by_run(runs),
-        tooltip=draw.tips("run:N", alt.Tooltip("rate:Q", title="pass rate"), alt.Tooltip("share:Q", format=".1%")),
-    )
-    chart = base.mark_line(interpolate="monotone", point=alt.OverlayMarkDef(size=30))
-    return Plot("beliefs", "Believed pass rates at the last checkpoint", chart, rows, wide=True)
+    darkness = alt.Scale(range=[0.06, 1], type="sqrt")
+    chart = draw.heat_map(number, "pass rate", bins[::-1], "share", darkness, alt.Tooltip("of:Q"))
+    return Plot(f"pass-rates-{kind}-{number + 1}", title, chart, rows, hint="darker: a larger share")
 
 
 def accounts(history: History) -> dict[str, Series]:
@@ -221,60 +165,54 @@ def _shares(there: Mapping[str, Mapping[str, Series]], used: Sequence[str]) -> P
     rows: list[Point] = []
     for name, totals in there.items():
         final = {account: list(totals[account].values())[-1] for account in used if account in totals}
-        generated, start = sum(final.values()) or 1.0, 0.0
+        generated = sum(final.values()) or 1.0
         for account, count in final.items():
             share = count / generated
-            rows.append(
-                {
-                    "run": name,
-                    "account": account_title(account),
-                    "tokens": count,
-                    "share": draw.rounded(share),
-                    "from": draw.rounded(start),
-                    "to": draw.rounded(start + share),
-                    "middle": draw.rounded(start + share / 2),
-                    "label": f"{share:.0%}" if share >= LABELLED_SHARE else "",
-                }
-            )
-            start += share
+            label = f"{share:.0%}" if share >= LABELLED_SHARE else ""
+            row = {"run": name, "account": account_title(account), "tokens": count, "share": draw.rounded(share)}
+            rows.append({**row, "label": label})
     y = alt.Y("run:N", sort=list(there), axis=alt.Axis(title=None, labelLimit=110, grid=False))
-    bars = (
-        alt.Chart(draw.data())
-        .mark_bar(height=24)
-        .encode(
-            x=alt.X(
-                "from:Q", axis=draw.number_axis("share of all generated tokens", "~%"), scale=alt.Scale(domain=[0, 1])
-            ),
-            x2=alt.X2("to:Q"),
-            y=y,
-            color=alt.Color("account:N", scale=_scale(used)),
-            tooltip=draw.tips(
-                "run:N", "account:N", alt.Tooltip("tokens:Q", format=","), alt.Tooltip("share:Q", format=".1%")
-            ),
-        )
+    base = alt.Chart(draw.data()).transform_stack(stack="share", as_=["from", "to"], groupby=["run"]).encode(y=y)
+    axis = draw.number_axis("share of all generated tokens", "~%")
+    of_run = alt.Tooltip("share:Q", format=".1%")
+    bars = base.mark_bar(height=24).encode(
+        x=alt.X("from:Q", axis=axis, scale=alt.Scale(domain=[0, 1])),
+        x2=alt.X2("to:Q"),
+        color=alt.Color("account:N", scale=_scale(used)),
+        tooltip=draw.tips("run:N", "account:N", alt.Tooltip("tokens:Q", format=","), of_run),
     )
-    labels = (
-        alt.Chart(draw.data())
-        .mark_text(fontSize=11, fontWeight=600, fill="#16181c")
-        .encode(x=alt.X("middle:Q"), y=y, text=alt.Text("label:N"))
-    )
+    middle = base.transform_calculate(middle="(datum.from + datum.to) / 2")
+    labels = middle.mark_text(fontSize=11, fontWeight=600, fill="#16181c").encode(x="middle:Q", text="label:N")
     chart, height = draw.layered(bars, labels), ROW * len(there)
     return Plot("tokens-by-account", "Over the whole run", chart, rows, height=height, wide=True)
 
 
 def _steps(number: int, title: str, wide: bool, totals: Mapping[str, Series]) -> Plot:
+    """Plot what each step added to each account; several steps are one bar where there are many."""
     order = account_order(list(totals))
     steps = sorted({step for series in totals.values() for step in series})
     size = -(-len(steps) // MOST_BARS) or 1  # of a stretch; the last may be shorter
     stretches = [steps[start : start + size] for start in range(0, len(steps), size)]
     edges = [(stretch[0], stretch[-1]) for stretch in stretches]
-    sampled = {
+    added = {
         account: increments({edge: at_or_before(totals[account], edge) or 0.0 for _, edge in edges})
         for account in order
     }
-    rows = [row for start, end in edges for row in _stack(start, end, {one: sampled[one][end] for one in order})]
+    rows: list[Point] = [
+        {
+            "account": account_title(account),
+            "from": start - 0.44,
+            "to": end + 0.44,
+            "tokens": draw.rounded(added[account][end] / (end - start + 1)),
+            "steps": str(start) if start == end else f"{start}–{end}",
+        }
+        for start, end in edges
+        for account in order
+        if added[account][end]
+    ]
     chart = (
         alt.Chart(draw.data())
+        .transform_stack(stack="tokens", as_=["low", "high"], groupby=["from"])
         .mark_rect()
         .encode(
             x=draw.step_axis("from"),
@@ -286,27 +224,3 @@ def _steps(number: int, title: str, wide: bool, totals: Mapping[str, Series]) ->
         )
     )
     return Plot(f"tokens-by-step-{number + 1}", title, chart, rows, wide=wide)
-
-
-def _stack(start: int, end: int, counts: Mapping[str, float]) -> list[Point]:
-    """Return one bar: gains of an account above zero, losses below."""
-    width = end - start + 1
-    tops = {True: 0.0, False: 0.0}
-    rows: list[Point] = []
-    for account, count in counts.items():
-        a_step, up = count / width, count > 0
-        if not count:
-            continue
-        rows.append(
-            {
-                "account": account_title(account),
-                "from": start - 0.44,
-                "to": end + 0.44,
-                "low": draw.rounded(tops[up]),
-                "high": draw.rounded(tops[up] + a_step),
-                "tokens": draw.rounded(a_step),
-                "steps": str(start) if start == end else f"{start}–{end}",
-            }
-        )
-        tops[up] += a_step
-    return rows

@@ -41,7 +41,6 @@ class Run:
     """Everything a report shows of one run."""
 
     name: str
-    path: Path
     config: Mapping[str, Any]
     history: History
     spending: Spending
@@ -66,9 +65,8 @@ def read_run(path: Path, name: str) -> Run:
     texts = prompt_texts(keys, config, dumps)
     if len(texts) < len(keys):
         missing.append(f"the texts of {len(keys) - len(texts):,} of {len(keys):,} prompts: their keys stand in")
-    return Run(
-        name, path, config, history, spending(history, config), tuple(dumps), tuple(beliefs), texts, tuple(missing)
-    )
+    spent = spending(history, config)
+    return Run(name, config, history, spent, tuple(dumps), tuple(beliefs), texts, tuple(missing))
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:

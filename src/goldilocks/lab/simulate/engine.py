@@ -5,8 +5,9 @@ rate when it begins, never on what else is in flight. Two engines that get the s
 same answers.
 
 An engine step writes one token in every busy slot. A rollout holds its slot while it waits (prefill, tools, grading: an
-exponential time) and while it writes. Lengths are log-normal around the prompt's mean. A cancelled rollout costs the
-tokens that it has written. A paused rollout keeps its slot and continues where it was; its prefix is not read again.
+exponential time) and while it writes. Its length is that of one of the prompt's answers, where the data say them, and
+else log-normal around the prompt's mean. A cancelled rollout costs the tokens that it has written. A paused rollout
+keeps its slot and continues where it was; its prefix is not read again.
 
 The model learns from every trained group whose rewards differ. The odds of that prompt are multiplied by e^improvement,
 the odds of all prompts by e^(improvement / prompts): half of what is learnt is about the prompt, half about the task.
@@ -57,6 +58,8 @@ class EngineConfig:
         require(0 <= self.wait < math.inf, "wait", self.wait, "0 or more engine steps")
         require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")
         require(0 <= self.failure_rate < 1, "failure_rate", self.failure_rate, "a share of rollouts in [0, 1)")
+        for name, gain in (("improvement", self.improvement), ("lift", self.lift)):
+            require(0 <= gain <= 100, name, gain, "a gain in log-odds a group, from 0 to 100")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +75,14 @@ class SimulatedEngine(Backend):
 
     def __init__(self, prompts: PassRates, config: EngineConfig, *, seed: int) -> None:
         self.config = config
-        strata = prompts.ordered_strata(config.lift_by) if config.lift else None
-        self.learner = Learner(prompts.pass_rate, improvement=config.improvement, lift=config.lift, strata=strata)
+        self.learner = Learner(prompts, config)
         self.clock = 0
         self.submitted = 0
         self.budget: float = math.inf  # rollouts that may be submitted in all
         self._seed = seed
         # log-normal: the mean of exp(spread · z) is exp(spread² / 2), which is taken off so that ``tokens`` is the mean
         self._log_tokens = (np.log(prompts.tokens) - config.spread**2 / 2).tolist()
+        self._lengths = prompts.lengths
         self._busy = 0
         self._flights: dict[str, dict[int, _Flight]] = {}
         self._finishes: list[tuple[int, int, str, int]] = []  # a heap: when, in which order submitted, uid, index
@@ -159,7 +162,11 @@ class SimulatedEngine(Backend):
         config = self.config
         right, length, waiting, failing, broken = _uniforms(f"{self._seed}/{prompt.key}/{uid}/{index}")
         wait = int(-config.wait * math.log(waiting))
-        longest = round(math.exp(self._log_tokens[prompt.index] + config.spread * _NORMAL.inv_cdf(length)))
+        if self._lengths:
+            seen = self._lengths[prompt.index]
+            longest = round(seen[int(length * len(seen))])
+        else:
+            longest = round(math.exp(self._log_tokens[prompt.index] + config.spread * _NORMAL.inv_cdf(length)))
         tokens = min(max(longest, 1), config.max_tokens)
         if failing < config.failure_rate:
             return wait, Failure(uid, index, "engine", int(broken * tokens))
@@ -176,23 +183,13 @@ def _uniforms(name: str) -> tuple[float, ...]:
 class Learner:
     """The simulated model: pass rates that stand still (``improvement=0``) or rise with every informative group."""
 
-    def __init__(
-        self,
-        pass_rate: np.ndarray,
-        *,
-        improvement: float = 0.0,
-        lift: float = 0.0,
-        strata: np.ndarray | None = None,
-    ) -> None:
-        """``strata``: the stratum of each prompt, from the easiest, 0, to the hardest."""
-        for name, gain in (("improvement", improvement), ("lift", lift)):
-            fits = math.isfinite(gain) and 0 <= gain <= 100
-            require(fits, name, gain, "a gain in log-odds a group, from 0 to 100")
-        self._step, self._lift = improvement, lift
-        self._initial = pass_rate.tolist()
-        self._gain = [0.0] * len(pass_rate)  # in log-odds, beyond the gain common to all prompts
+    def __init__(self, prompts: PassRates, config: EngineConfig) -> None:
+        self._step, self._lift = config.improvement, config.lift
+        self._initial = prompts.pass_rate.tolist()
+        self._gain = [0.0] * len(prompts)  # in log-odds, beyond the gain common to all prompts
         self._common = 0.0
-        self._strata = [0] * len(pass_rate) if strata is None else strata.tolist()
+        # The stratum of each prompt, from the easiest, 0, to the hardest.
+        self._strata = prompts.ordered_strata(config.lift_by).tolist() if config.lift else [0] * len(prompts)
         self._lifted = [0.0] * (max(self._strata) + 2)  # by stratum; the last is none's
 
     def pass_rate(self, index: int) -> float:

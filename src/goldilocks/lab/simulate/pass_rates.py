@@ -1,4 +1,4 @@
-"""The pass rate and the mean answer length of each prompt, read from saved data or built in.
+"""The pass rate and the answer lengths of each prompt, read from saved data or built in.
 
 The columns of a file say how it is read: ``pass_rate`` per prompt, a list of ``rewards`` per prompt, or ``score`` per
 rollout (as in verl's dumps), where the rows with the same prompt are counted together. Answers of a run that dropped
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -43,7 +43,7 @@ class PassRates:
     """For each prompt its content, the chance that an answer is right, and the mean tokens per answer.
 
     ``readable``: the contents are the texts of the prompts, not only names for them. ``trials``: how many answers the
-    pass rates are over.
+    pass rates are over. ``lengths``: the tokens of the answers to each prompt, where the data say them.
     """
 
     contents: tuple[object, ...]
@@ -52,6 +52,7 @@ class PassRates:
     readable: bool = True
     columns: Mapping[str, Sequence[object]] = field(default_factory=dict)  # what else the file says of each prompt
     trials: np.ndarray | float = STATED
+    lengths: Sequence[Sequence[float]] = ()
 
     def __len__(self) -> int:
         return len(self.contents)
@@ -74,7 +75,8 @@ class PassRates:
         rows = np.sort(np.random.default_rng(0).choice(len(self), most, replace=False))
         columns = {name: [values[row] for row in rows] for name, values in self.columns.items()}
         contents, trials = tuple(self.contents[row] for row in rows), np.broadcast_to(self.trials, len(self))[rows]
-        return PassRates(contents, self.pass_rate[rows], self.tokens[rows], self.readable, columns, trials)
+        lengths = [self.lengths[row] for row in rows] if self.lengths else ()
+        return PassRates(contents, self.pass_rate[rows], self.tokens[rows], self.readable, columns, trials, lengths)
 
     def ordered_strata(self, column: str) -> np.ndarray:
         """Return the stratum of each prompt by a column: its place among the column's values, the easiest first."""
@@ -131,10 +133,8 @@ def spread(passes: np.ndarray, trials: np.ndarray) -> tuple[float, float]:
 def interpret(rows: Sequence[Record]) -> PassRates:
     """Return the prompts of rows; the columns of the first row say how to read them."""
     columns = rows[0].keys()
-    if "pass_rate" in columns:
-        return _one_row_a_prompt(rows, _stated)
-    if "rewards" in columns:
-        return _one_row_a_prompt(rows, _share_of_passes)
+    if "pass_rate" in columns or "rewards" in columns:
+        return _one_row_a_prompt(rows)
     score, prompt = records.first_column(SCORE_COLUMNS, columns), records.first_column(PROMPT_COLUMNS, columns)
     if score and prompt:
         return _one_row_a_rollout(rows, score, prompt)
@@ -144,24 +144,36 @@ def interpret(rows: Sequence[Record]) -> PassRates:
     )
 
 
-def _one_row_a_prompt(rows: Sequence[Record], read: Callable[[Record], tuple[float, float]]) -> PassRates:
-    """``read`` returns the pass rate of a row and how many answers it is over."""
+def _one_row_a_prompt(rows: Sequence[Record]) -> PassRates:
+    def rate(row: Record) -> tuple[float, float]:
+        """Return the pass rate of a prompt, and how many answers it is over."""
+        if "pass_rate" in rows[0]:
+            stated = records.number(row, "pass_rate")
+            require(0 <= stated <= 1, "pass_rate", stated, "between 0 and 1")
+            return stated, STATED
+        passes = [reward >= POSITIVE_THRESHOLD for reward in _numbers(row, "rewards")]
+        return sum(passes) / len(passes), len(passes)
+
     prompt = records.first_column(PROMPT_COLUMNS, rows[0])
-    rates, trials = np.array(records.each_row(read, rows)).T
+    rates, trials = np.array(records.each_row(rate, rows)).T
     _refuse_kept_groups(rates * trials, trials)
+    lengths = records.each_row(_lengths, rows) if "lengths" in rows[0] else []
+    means = [math.fsum(one) / len(one) for one in lengths] or records.each_row(_length, rows)
     return PassRates(
         tuple(place if prompt is None else row.get(prompt) for place, row in enumerate(rows)),
         rates,
-        np.array(records.each_row(_length, rows)),
+        np.maximum(means, 1.0),
         readable=prompt in PROMPT_TEXTS,
         columns=records.columns_of(rows),
         trials=trials,
+        lengths=lengths,
     )
 
 
 def _one_row_a_rollout(rows: Sequence[Record], score: str, prompt: str) -> PassRates:
     passes = records.each_row(lambda row: records.number(row, score) >= POSITIVE_THRESHOLD, rows)
     lengths = records.each_row(_length, rows)
+    said = records.first_column((*LENGTH_COLUMNS, *records.TEXT_COLUMNS), rows[0])
     contents = records.each_row(lambda row: records.present(row, prompt), rows)
     rollouts: dict[int, list[int]] = {}
     groups: dict[tuple[int, object], list[bool]] = {}  # a prompt may be visited again in another step
@@ -188,25 +200,26 @@ def _one_row_a_rollout(rows: Sequence[Record], score: str, prompt: str) -> PassR
         readable=prompt in PROMPT_TEXTS,
         columns=of_prompts,
         trials=np.array([len(places) for places in rollouts.values()], dtype=float),
+        lengths=[[lengths[place] for place in places] for places in rollouts.values()] if said else (),
     )
 
 
-def _stated(row: Record) -> tuple[float, float]:
-    rate = records.number(row, "pass_rate")
-    require(0 <= rate <= 1, "pass_rate", rate, "between 0 and 1")
-    return rate, STATED
-
-
-def _share_of_passes(row: Record) -> tuple[float, float]:
-    rewards = records.present(row, "rewards")
-    if isinstance(rewards, str):  # CSV has no lists: a list is written as JSON there
+def _numbers(row: Record, column: str) -> list[float]:
+    values = records.present(row, column)
+    if isinstance(values, str):  # CSV has no lists: a list is written as JSON there
         with contextlib.suppress(ValueError):
-            rewards = json.loads(rewards)
-    several = isinstance(rewards, list) and len(rewards) > 0
-    require(several, "rewards", rewards, "a list of at least one number, such as [0, 1, 1]")
-    assert isinstance(rewards, list)
-    passes = [records.number({"rewards": reward}, "rewards") >= POSITIVE_THRESHOLD for reward in rewards]
-    return sum(passes) / len(passes), len(passes)
+            values = json.loads(values)
+    several = isinstance(values, list) and len(values) > 0
+    require(several, column, values, "a list of at least one number, such as [0, 1, 1]")
+    assert isinstance(values, list)
+    return [records.number({column: value}, column) for value in values]
+
+
+def _lengths(row: Record) -> list[float]:
+    """Return the tokens of each answer to a prompt."""
+    tokens = _numbers(row, "lengths")
+    require(min(tokens) >= 0, "lengths", min(tokens), "numbers of tokens, 0 or more")
+    return tokens
 
 
 def _length(row: Record) -> float:
@@ -221,24 +234,13 @@ def _length(row: Record) -> float:
 
 
 LONGEST, SHORTEST = 1400, 200  # mean tokens of an answer that is never right, and of one that always is
-
-
-@dataclass(frozen=True)
-class Difficulty:
-    """``prompts`` prompts with pass rates spread evenly from ``lowest`` to ``highest``."""
-
-    name: str
-    prompts: int
-    lowest: float
-    highest: float
-
-
+# Name, number of prompts, and the lowest and the highest of their pass rates, which are spread evenly.
 DIFFICULTIES = (
-    Difficulty("impossible", 400, 0.0, 0.0),
-    Difficulty("hard", 500, 0.01, 0.2),
-    Difficulty("medium", 500, 0.2, 0.8),
-    Difficulty("easy", 300, 0.8, 0.99),
-    Difficulty("trivial", 300, 1.0, 1.0),
+    ("impossible", 400, 0.0, 0.0),
+    ("hard", 500, 0.01, 0.2),
+    ("medium", 500, 0.2, 0.8),
+    ("easy", 300, 0.8, 0.99),
+    ("trivial", 300, 1.0, 1.0),
 )
 
 
@@ -248,7 +250,7 @@ def mixture() -> PassRates:
     Harder prompts have longer answers: a geometric path from SHORTEST to LONGEST. The data set does not depend on the
     seed of a simulation, so two seeds differ by sampling alone.
     """
-    rates = np.concatenate([np.linspace(one.lowest, one.highest, one.prompts) for one in DIFFICULTIES])
-    names = tuple(f"{one.name} {number}" for one in DIFFICULTIES for number in range(one.prompts))
+    rates = np.concatenate([np.linspace(lowest, highest, prompts) for _, prompts, lowest, highest in DIFFICULTIES])
+    names = tuple(f"{name} {number}" for name, prompts, *_ in DIFFICULTIES for number in range(prompts))
     # The names tell the difficulty: strata must not read them.
     return PassRates(names, rates, LONGEST * (SHORTEST / LONGEST) ** rates, readable=False)

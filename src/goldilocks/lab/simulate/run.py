@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 from rich.console import Console
 from rich.progress import Progress
 
@@ -42,7 +43,6 @@ from goldilocks.sheet import Sheet
 from goldilocks.types import Group, is_informative, signal
 
 Config = Mapping[str, Any]
-Tell = Callable[[int], None]
 WIDEST = 160  # columns, also on a narrower terminal: a wrapped row is readable, a truncated one is not
 HARD = 0.2  # the highest pass rate of a hard prompt; prompts with pass rate 0 are impossible, not hard
 LEGEND = """\
@@ -93,10 +93,8 @@ def recipe_settings(recipe: str, setup: Setup) -> Settings:
     return settings_of(recipe_config(recipe), setup)
 
 
-def simulate(
-    name: str, settings: Settings, prompts: PassRates, setup: Setup, tell: Tell = lambda rollouts: None
-) -> Outcome:
-    """Spend the budget by these settings and return the yield. ``tell`` is called with the rollouts so far."""
+def simulate(name: str, settings: Settings, prompts: PassRates, setup: Setup) -> Outcome:
+    """Spend the budget by these settings and return the yield."""
     source = prompts.source()
     rehearse(settings, source)
     collector = settings.collector(source, repeat=setup.repeat, name=name)
@@ -104,7 +102,7 @@ def simulate(
     filled_at: list[int] = []  # the engine step at which each batch was full
     groups: list[Group] = []
     try:
-        for batch in batches(collector, engine, setup.rollouts, tell):
+        for batch in batches(collector, engine, setup.rollouts):
             filled_at.append(engine.clock)
             groups += filter(is_informative, batch)
     except Exhausted as error:
@@ -134,20 +132,15 @@ def simulate(
     )
 
 
-def batches(
-    collector: Collector, engine: SimulatedEngine, rollouts: int, tell: Tell = lambda rollouts: None
-) -> Iterator[tuple[Group, ...]]:
+def batches(collector: Collector, engine: SimulatedEngine, rollouts: int) -> Iterator[tuple[Group, ...]]:
     """Yield every batch that ``rollouts`` rollouts fill; the engine trains on each before the next is collected."""
     engine.budget = rollouts
     driver = Driver(collector, engine, NoRows(), max_failures=math.inf)  # the user chose the failure rate
-    try:
+    with contextlib.suppress(Stalled):  # the budget is spent
         while True:
             batch = driver.batch()
-            tell(engine.submitted)
             engine.train(batch)
             yield batch
-    except Stalled:  # the budget is spent
-        tell(engine.submitted)
 
 
 def waiting(collector: Collector) -> list[Group]:
@@ -229,7 +222,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     lines = [f"  {name:<18} {about(name)}" for name in names()]
     lines.insert(len(ADVISED), "for studies:")
     policies = "\n".join(lines)
-    bands = ", ".join(f"{one.prompts} {one.name}" for one in DIFFICULTIES)
+    bands = ", ".join(f"{prompts} {name}" for name, prompts, *_ in DIFFICULTIES)
     parser.epilog = f"""\
 policies, which are the recipes of goldilocks train:
 {policies}
@@ -247,7 +240,8 @@ without --pass-rates, the built-in mixture: {bands} prompts
         "goldilocks train takes it: adaptive_rollout.max_n=64, goldilocks.allocator=package.module:Class")  # fmt: skip
     add("--target-groups", metavar="N", type=int, default=setup.target_groups, help="groups per batch "
         "(default %(default)s)")  # fmt: skip
-    add("--gen-batch-size", metavar="N", type=int, help="prompts chosen, and open, at a time (default: target groups)")
+    add("--gen-batch-size", metavar="N", type=int, help="prompts chosen, and open, at a time (default: target groups, "
+        "and twice as many where groups of the next batch are begun ahead, as by frontier)")  # fmt: skip
     add("--no-repeat", action="store_true", help="visit no prompt twice; a run ends where the data do")
     add("--slots", metavar="N", type=int, default=engine.slots, help="rollouts the engine writes at once "
         "(default %(default)s)")  # fmt: skip
@@ -287,9 +281,13 @@ def run(args: argparse.Namespace) -> int:
         configs[recipe if recipe.endswith(FILE) and name in configs else name] = recipe_config(recipe)
     policies = apply_overrides(configs, args.set, setup)
     prompts = read_pass_rates(args.pass_rates) if args.pass_rates else mixture()
-    errors = Console(stderr=True)
+    errors, outcomes = Console(stderr=True), []
     with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
-        outcomes = [simulate(name, one, prompts, setup, _teller(bar, name, setup)) for name, one in policies.items()]
+        task = bar.add_task("", total=len(policies))
+        for name, settings in policies.items():
+            bar.update(task, description=name)
+            outcomes.append(simulate(name, settings, prompts, setup))
+            bar.advance(task)
     if args.json:
         mean, found = float(prompts.pass_rate.mean()), list(map(asdict, outcomes))
         shown = {"prompts": len(prompts), "mean_pass_rate": mean, "setup": asdict(setup), "policies": found}
@@ -308,22 +306,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _teller(bar: Progress, name: str, setup: Setup) -> Tell:
-    """Return a function that moves a bar of its own, a hundred times at most: more is not worth drawing."""
-    task = bar.add_task(name, total=setup.rollouts)
-    moved = 0
-
-    def tell(rollouts: int) -> None:
-        nonlocal moved
-        if rollouts - moved >= setup.rollouts / 100:
-            moved = rollouts
-            bar.update(task, completed=rollouts)
-
-    return tell
-
-
 def apply_overrides(configs: Mapping[str, Config], words: Sequence[str], setup: Setup) -> dict[str, Settings]:
-    """Return the settings of every config with every ``KEY=VALUE`` set: JSON, null for ``none``, or else a word."""
+    """Return the settings of every config with every ``KEY=VALUE`` set: JSON, ``[a,b]``, ``none``, or else a word."""
     changed = dict(configs)
     known = {one for config in configs.values() for one in dotted_keys(config)}
     for word in words:
@@ -331,6 +315,11 @@ def apply_overrides(configs: Mapping[str, Config], words: Sequence[str], setup: 
         fits = bool(text) and (key in known or key.rpartition(".")[0].endswith("_kwargs"))
         require(fits, "--set", word, f"KEY=VALUE with a key of the recipes{nearest(key, known)}")
         value: Any = None if text == "none" else text
+        if text.startswith("["):  # [level,type], as Hydra takes it
+            try:
+                value = yaml.safe_load(text)
+            except yaml.YAMLError:
+                raise ValueError(f"--set={word!r} is not accepted: a list is written [a,b]") from None
         with contextlib.suppress(ValueError):
             value = json.loads(text)
         changed = {policy: with_value(config, key, value) for policy, config in changed.items()}

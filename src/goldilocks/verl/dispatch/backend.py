@@ -8,14 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from goldilocks.drive.backend import Backend
+from goldilocks.drive.backend import Backend, Unpaused
 from goldilocks.types import Event, Failure, Paused, Request, Rollout
 from goldilocks.verl.dispatch.failures import published_error
-from goldilocks.verl.dispatch.session import ANSWERS, FIRST, ROLLOUTS, VISIT_SEED, RunSeeds, run_seeds, visit_seed
-from goldilocks.verl.store import PLACEHOLDER, QueueRows, SavedAnswer, Unfinished
+from goldilocks.verl.dispatch.session import ANSWERS, FIRST, ROLLOUTS, VISIT_SEED, run_seeds, visit_seed
+from goldilocks.verl.store import PLACEHOLDER, QueueRows, SavedAnswer
 
 if TYPE_CHECKING:
     from goldilocks.verl.dispatch.worker import StreamingManager
@@ -29,16 +28,13 @@ class AgentLoops(Backend):
 
     def __init__(self, config: Any, dataset: Any, refilling: Callable[[], AbstractContextManager[None]]) -> None:
         """``refilling`` wakes the rollout servers that sleep while the trainer has the batch."""
-        self._config = config
+        self._seeds = run_seeds(config)
         self._dataset = dataset
         self._refilling = refilling
         self._succeeded_at = 0.0
+        self._answers: list[SavedAnswer] = []  # of unfinished rollouts, for the save that is being made
         self.check_several_rows: Callable[[], object] = lambda: None  # raises where such rollouts cannot be trained
-        self.rows = QueueRows(Unfinished(self.unfinished))
-
-    @cached_property
-    def _seeds(self) -> RunSeeds:
-        return run_seeds(self._config)
+        self.rows = QueueRows(self.unfinished)
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Send the workers the rows of the data set, with what they need to know of each request."""
@@ -53,7 +49,7 @@ class AgentLoops(Backend):
                     ROLLOUTS: request.n,
                     FIRST: request.first,
                     VISIT_SEED: visit_seed(self._seeds, request.prompt.key, request.prompt.index, request.visit),
-                    ANSWERS: self.rows.unfinished.give(request),
+                    ANSWERS: self.rows.give(request),
                     "global_steps": self.global_steps,
                 }
             )
@@ -97,25 +93,6 @@ class AgentLoops(Backend):
         said = published_error(self._succeeded_at)
         return super().explain(failure) if said is None else f"the first said: {said}"
 
-    def unfinished(self) -> list[SavedAnswer]:
-        """Return the answers that unfinished rollouts can go on from."""
-        return self.manager.answers()
-
-
-class NeverPausing(AgentLoops):
-    """For servers with devices of their own, which generate while the trainer trains.
-
-    verl stops what is being written when it has new weights, and lets it go on.
-    """
-
-    _answers: list[SavedAnswer] | None = None
-
-    def pause(self) -> Iterable[Paused]:
-        return ()
-
-    def drain(self) -> None:
-        """Do nothing: nothing stops."""
-
     def up_to_saved_moment(self) -> Iterator[Event]:
         """Return everything that has happened up to one moment, and keep the answers of that moment for the save."""
         events, self._answers = self.manager.so_far(with_answers=True)
@@ -123,5 +100,12 @@ class NeverPausing(AgentLoops):
 
     def unfinished(self) -> list[SavedAnswer]:
         """The answers of the moment that was observed last: what has ended since, the collector has not been told."""
-        answers, self._answers = self._answers, None
-        return super().unfinished() if answers is None else answers
+        answers, self._answers = self._answers, []
+        return answers
+
+
+class NeverPausing(Unpaused, AgentLoops):
+    """For servers with devices of their own, which generate while the trainer trains.
+
+    verl stops what is being written when it has new weights, and lets it go on.
+    """

@@ -42,7 +42,7 @@ def publish_first_error(original: Function) -> Function:
     async def _settle_session_tasks(tasks: list[Any]) -> list[BaseException]:
         errors: list[BaseException] = await original(tasks)
         if errors:
-            await publish(next(filter(_ends_the_run, errors), errors[0]))
+            await publish(next((one for one in errors if isinstance(one, RewardFailed)), errors[0]))
         else:
             succeeded()
         return errors
@@ -56,22 +56,19 @@ async def publish(error: BaseException) -> None:
     An error that ends the run replaces an earlier one.
     """
     global _published
-    if _published and not _ends_the_run(error):
+    ends = isinstance(error, RewardFailed)
+    if _published and not ends:
         return
     _published = True
     import transfer_queue
 
     process = f"{platform.node()}/{os.getpid()}"
-    tag = {"reason": reason(error), "at": time.time(), ENDS: _ends_the_run(error)}
+    tag = {"reason": reason(error), "at": time.time(), ENDS: ends}
     try:
         await transfer_queue.async_kv_put(key=process, partition_id=FAILURES, tag=tag)
     except Exception:  # the rollout's own error is what the caller goes on with
         _published = False
         logger.exception("the trainer could not be told of the error of a rollout: %s", tag["reason"])
-
-
-def _ends_the_run(error: BaseException) -> bool:
-    return isinstance(error, RewardFailed)
 
 
 def succeeded() -> None:

@@ -23,8 +23,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from goldilocks.hashing import hashed
 from goldilocks.rewards import is_number
-from goldilocks.runs.records import row_key
-from goldilocks.types import Rollout
+from goldilocks.types import Rollout, row_key
 from goldilocks.verl.store import VERSIONS
 
 # The fields that the backend adds to a prompt's row for the worker.

@@ -48,6 +48,7 @@ Fields = dict[str, Any]  # of a row
 
 AGENT = "single_turn_agent"  # verl's name of its single-turn loop
 MANAGER = "naive"  # verl's name of its default reward manager
+NOT_STORED = (ROLLOUTS, FIRST, VISIT_SEED, ANSWERS, "agent_name")  # fields of a prompt that its rows lack
 RUN_SINGLE = "89e2c1e4e0d30a79"  # the digest of the default manager's method, which ``grade`` follows
 
 WORKER = agent_loop_tq.AgentLoopWorkerTQ.__ray_metadata__.modified_class  # type: ignore[attr-defined]  # Ray's
@@ -201,7 +202,12 @@ class BatchedSingleTurn:
     async def run(self, prompts: list[Fields], sampling_params: dict[str, Any]) -> None:
         """Return when every session is reported."""
         try:
-            sessions = list(map(self._begun, prompts))  # first: a group can be cancelled once its sessions are open
+            sessions: list[list[Session]] = []
+            for prompt in prompts:  # first: a group can be cancelled once its sessions are open
+                first, count = int(prompt[FIRST]), int(prompt[ROLLOUTS])
+                fields = {name: value for name, value in prompt.items() if name not in NOT_STORED}
+                sessions.append([self._client.begin(prompt["uid"], index) for index in range(first, first + count)])
+                self._open |= {one: {**fields, "session_id": one.index} for one in sessions[-1]}
             rendered = await asyncio.gather(*map(self._loop.prompt_ids, prompts), return_exceptions=True)
             turns: list[TurnRequest] = []
             for prompt, opened, ids in zip(prompts, sessions, rendered, strict=True):
@@ -215,15 +221,6 @@ class BatchedSingleTurn:
                 await asyncio.gather(*self._finishing)
         except Exception as error:  # a session that is never reported would be waited for without end
             await self._lose(list(self._open), error)
-
-    def _begun(self, prompt: Fields) -> list[Session]:
-        """Open the sessions of a prompt."""
-        first, count = int(prompt[FIRST]), int(prompt[ROLLOUTS])
-        not_stored = {ROLLOUTS, FIRST, VISIT_SEED, ANSWERS, "agent_name"}
-        fields = {name: value for name, value in prompt.items() if name not in not_stored}
-        sessions = [self._client.begin(prompt["uid"], index) for index in range(first, first + count)]
-        self._open |= {session: {**fields, "session_id": session.index} for session in sessions}
-        return sessions
 
     def _answered(self, replies: list[Reply]) -> None:
         """Grade and store these answers while others are still being written."""

@@ -177,9 +177,11 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         except Cancelled:
             self.report_failed(session, "cancelled")
         except asyncio.CancelledError as error:
+            # Whether this task was asked to end. Python 3.10 does not say; there a cancellation counts as a tool's.
+            asked = getattr(asyncio.current_task(), "cancelling", None)
             if self.llm_client.is_cancelled(session):
                 self.report_failed(session, "cancelled")
-            elif _is_ended():
+            elif asked is not None and asked() > 0:
                 raise
             else:  # a tool has raised it
                 await self.report_error(session, error)
@@ -202,13 +204,12 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
 
     async def _compute_score(self, outputs: list[Any], kwargs: dict[str, Any]) -> None:
         """As verl's; the default reward manager grades here, so that what its functions cost is counted here."""
-        final = outputs[-1]
-        waits = final.reward_score is None and self.reward_loop_worker_handles is not None
+        waits = outputs[-1].reward_score is None and self.reward_loop_worker_handles is not None
         manager = manager_of(self) if waits else None
-        if manager is None:
+        if manager is not None:
+            await grade(manager, outputs[-1], kwargs)
+        else:
             await super()._compute_score(outputs, kwargs)
-            return
-        await grade(manager, final, kwargs)
 
     async def _agent_loop_postprocess(self, output: Any, validate: bool, **kwargs: Any) -> None:
         """Have verl grade and store what the agent loop returned, and report the end of its session."""
@@ -261,12 +262,6 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
     def _report(self, event: Event) -> None:
         self._events.append(event)
         self._news.set()
-
-
-def _is_ended() -> bool:
-    """Whether this task was asked to end. Python 3.10 does not say; there a cancellation counts as a tool's."""
-    cancelling = getattr(asyncio.current_task(), "cancelling", None)
-    return cancelling is not None and cancelling() > 0
 
 
 class StreamingManager(AgentLoopManagerTQ):
@@ -334,10 +329,6 @@ class StreamingManager(AgentLoopManagerTQ):
     def resume(self) -> None:
         """Continue all paused rollouts."""
         self._ask("resume")
-
-    def answers(self) -> list[SavedAnswer]:
-        """Return the answers that unfinished rollouts can go on from."""
-        return [saved for answers in self._ask("answers") for saved in answers]
 
     def cancel(self, uids: list[str]) -> None:
         """Abort the requests of these groups, at every worker: a group may be at several."""

@@ -33,6 +33,8 @@ ENGINE = "goldilocks.engine.verl_server.ray_weights"  # registers the checkpoint
 class GoldilocksAsyncTrainer(CollectorTrainer, PPOTrainerSeparateAsync):
     """``CollectorTrainer`` on devices of its own, beside rollout servers on theirs."""
 
+    backend_class = NeverPausing
+
     def __init__(self, config: DictConfig) -> None:
         prepare(config)
         super().__init__(config)
@@ -43,9 +45,6 @@ class GoldilocksAsyncTrainer(CollectorTrainer, PPOTrainerSeparateAsync):
         verl_logger.setLevel(logging.WARNING)
         super()._setup()
         verl_logger.setLevel(level)
-
-    def _build_backend(self) -> NeverPausing:
-        return NeverPausing(self.config, self.train_dataset, self._refilling)
 
     def _init_dataloader(self) -> None:
         super()._init_dataloader()
@@ -90,11 +89,6 @@ class GoldilocksAsyncTrainer(CollectorTrainer, PPOTrainerSeparateAsync):
         """Wait for more groups; the servers never stopped."""
         with marked_timer("gen", self.timing_raw):
             yield
-
-    def _save_checkpoint(self) -> None:
-        """Save the moment up to which everything has been observed."""
-        self.driver.observe(self._backend.up_to_saved_moment())
-        super()._save_checkpoint()
 
 
 def prepare(config: DictConfig) -> None:

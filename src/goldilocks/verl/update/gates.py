@@ -7,8 +7,7 @@ penalised reward always varies. A group has signal if its final reward varies by
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,47 +18,12 @@ from transfer_queue import KVBatchMeta
 from goldilocks.config.settings import Settings
 from goldilocks.drive.filter_gate import FilterGate, joined
 from goldilocks.drive.gate import Gate, Judgement, by_group
+from goldilocks.drive.rows import Place
 from goldilocks.filtering import PPOFilterConfig
-from goldilocks.runs.records import split_row_key
-from goldilocks.types import Group, mean_and_std
+from goldilocks.types import Group, mean_and_std, split_row_key
 from goldilocks.verl.store import batch_of, stale_tokens
 
-REASON = "no_variance_after_kl"  # of the rejection, in the accounts
 MARGIN = 1e-6  # more than rounding
-
-
-@dataclass(frozen=True)
-class KLPenalty:
-    """verl's ``algorithm.kl_penalty`` and the coefficient of the moment."""
-
-    kind: str
-    coefficient: float
-
-    def of(self, rows: Any) -> Tensor:
-        """Return each row's summed penalty; ``rows`` has verl's tensors by their names."""
-        from verl.trainer.ppo.core_algos import kl_penalty
-
-        kl = kl_penalty(rows["old_log_probs"], rows["ref_log_prob"], kl_penalty=self.kind)
-        return (self.coefficient * kl * rows["response_mask"]).sum(-1)
-
-
-def groups_without_signal(
-    uids: Iterable[str], scores: Tensor, penalties: Tensor, min_std: float | None = None
-) -> list[str]:
-    """Return the groups of several rows whose final reward, score less penalty, does not vary enough.
-
-    Enough is a standard deviation above ``min_std``; None: above that of the group's penalties.
-    """
-    groups: dict[str, list[tuple[float, float]]] = {}
-    for uid, score, penalty in zip(uids, scores.double().tolist(), penalties.double().tolist(), strict=True):
-        groups.setdefault(uid, []).append((score - penalty, penalty))
-    flat = []
-    for uid, rows in groups.items():
-        if len(rows) > 1:
-            (_, spread), (_, of_penalties) = (mean_and_std(values) for values in zip(*rows, strict=True))
-            if spread <= (of_penalties + MARGIN if min_std is None else min_std):
-                flat.append(uid)
-    return flat
 
 
 Prepare = Callable[[Sequence[Group]], None]  # puts log-probs of the rows of these groups into the queue
@@ -115,37 +79,58 @@ class BatchFilterGate(QueueGate, FilterGate):
         return data
 
 
-class FinalRewardGate(QueueGate):
+class KLRewardGate(Gate):
     """``filter_groups.metric=seq_final_reward``: variance of the summed token-level rewards after the KL penalty."""
 
-    reason = REASON
+    reason = "no_variance_after_kl"
     refuses_flat = True
 
-    def __init__(self, penalty: Callable[[], KLPenalty], min_std: float | None, prepare: Prepare) -> None:
-        """``penalty`` returns that of the moment: verl may change the coefficient after each update."""
-        self._penalty = penalty
-        self._min_std = min_std
+    def __init__(self, kind: str, coefficient: Callable[[], float], min_std: float | None) -> None:
+        """``kind`` is ``algorithm.kl_penalty``. verl may change the ``coefficient`` after each update.
+
+        The final reward must have a standard deviation above ``min_std``; None: above that of the group's penalties.
+        """
+        self._kind, self._coefficient, self._min_std = kind, coefficient, min_std
+
+    def judge_rows(self, places: Sequence[Place], rows: Any) -> Judgement:
+        """Judge whole groups whose tensors are at hand, by verl's names; ``places`` has the rollout of each row."""
+        from verl.trainer.ppo.core_algos import kl_penalty
+
+        kl = kl_penalty(rows["old_log_probs"], rows["ref_log_prob"], kl_penalty=self._kind)
+        penalty = (self._coefficient() * kl * rows["response_mask"]).sum(-1, keepdim=True)
+        # A rollout has one score, and the penalties of all its rows.
+        whole = joined(places, {"scores": rows["rm_scores"].sum(-1), "penalties": penalty})
+        scores, penalties = whole["scores"].double().tolist(), whole["penalties"].sum(-1).double().tolist()
+        groups: dict[str, list[tuple[float, float]]] = {}
+        for (uid, _), score, penalty in zip(dict.fromkeys(places), scores, penalties, strict=True):
+            groups.setdefault(uid, []).append((score - penalty, penalty))
+        flat = set()
+        for uid, rollouts in groups.items():
+            (_, spread), (_, of_penalties) = (mean_and_std(values) for values in zip(*rollouts, strict=True))
+            if len(rollouts) > 1 and spread <= (of_penalties + MARGIN if self._min_std is None else self._min_std):
+                flat.add(uid)
+        return Judgement(by_group(place for place in places if place[0] in flat), {}, {})
+
+
+class FinalRewardGate(QueueGate, KLRewardGate):
+    """``filter_groups.metric=seq_final_reward`` on rows of the queue."""
+
+    def __init__(self, kind: str, coefficient: Callable[[], float], min_std: float | None, prepare: Prepare) -> None:
+        super().__init__(kind, coefficient, min_std)
         self._prepare = prepare
 
     def judge_batch(self, batch: KVBatchMeta) -> Judgement:
         fields = ["rm_scores", "response_mask", "old_log_probs", "ref_log_prob"]
         stored = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-        rows = stored.to_padded_tensor()
-        places = [split_row_key(key) for key in batch.keys]
-        rollouts = list(dict.fromkeys(places))
-        each = {"scores": rows["rm_scores"].sum(-1), "penalties": self._penalty().of(rows).unsqueeze(-1)}
-        whole = joined(places, each)  # a rollout has one score, and the penalties of all its rows
-        uids, penalties = [uid for uid, _ in rollouts], whole["penalties"].sum(-1)
-        flat = set(groups_without_signal(uids, whole["scores"], penalties, self._min_std))
-        return Judgement(by_group(place for place in places if place[0] in flat), {}, {})
+        return self.judge_rows([split_row_key(key) for key in batch.keys], stored.to_padded_tensor())
 
 
 def build_gate(
-    settings: Settings, penalty: Callable[[], KLPenalty], policy: Callable[[], int], prepare: Prepare
+    settings: Settings, kind: str, coefficient: Callable[[], float], policy: Callable[[], int], prepare: Prepare
 ) -> Gate | None:
-    """The gate these settings ask for, if any."""
+    """The gate these settings ask for, if any; ``kind`` and ``coefficient`` are of the KL penalty."""
     if settings.gate_config is not None:
         return BatchFilterGate(settings.gate_config, settings.seed, policy, prepare)
     if settings.judges_final_reward:
-        return FinalRewardGate(penalty, settings.filter_groups.min_std, prepare)
+        return FinalRewardGate(kind, coefficient, settings.filter_groups.min_std, prepare)
     return None

@@ -33,14 +33,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import transfer_queue as tq
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from transformers import PretrainedConfig
@@ -50,8 +49,7 @@ from verl.workers.utils.padding import response_to_nested
 
 from goldilocks.dotted_keys import value_at
 from goldilocks.losses.log_probs import WeightsGuard, behaviour_log_probs, gap_sums, has_experts, is_bypassed, mean_gap
-from goldilocks.verl.driven import changed
-from goldilocks.verl.patch import DISTANCE, GAP_SUM, GAP_TOKENS, MOVED_SUM, MOVED_TOKENS, WHOLE_ROWS, WHOLE_TOKENS
+from goldilocks.verl.patch import DISTANCE, MOVED_SUM, MOVED_TOKENS, WHOLE_ROWS, WHOLE_TOKENS
 from goldilocks.verl.store import (
     copied,
     fill_log_probs,
@@ -99,23 +97,15 @@ class OnePass:
         only_advantages = not actor.use_kl_loss and not actor.entropy_coeff and not actor.calculate_entropy
         return cls(own, one_update and not corrected and by_row and only_advantages)
 
-    def without_correction(self, config: DictConfig) -> AbstractContextManager[None]:
-        """Keep verl from comparing ``old_log_probs``, which are not there yet, with the engine's for its metrics."""
-        return changed(config.algorithm, rollout_correction=None) if self.own_log_probs else nullcontext()
-
     def metrics(self, part: KVBatchMeta, found: dict[str, Any]) -> dict[str, float]:
         """Return the number of rows computed, and the update's distances under the names of verl's separate pass."""
         apart = {name: found.pop(f"actor/{name}") for name in DISTANCES if f"actor/{name}" in found}
-        moved = _mean(found, MOVED_SUM, MOVED_TOKENS)
+        moved = taken_mean(found, MOVED_SUM, MOVED_TOKENS)
         return {
             **({"train/rows_computed": len(part)} if self.rows_with_signal else {}),
             **({} if moved is None or not self.own_log_probs else {"train/stale_log_prob_diff_mean": moved}),
             **{f"training/{name}": value for name, value in apart.items()},
         }
-
-    def take_gap(self, found: dict[str, Any]) -> float | None:
-        """Take the gap to the rollout engine's log-probs out of the update's metrics; None if it measured none."""
-        return _mean(found, GAP_SUM, GAP_TOKENS)
 
     def rows(self, batch: KVBatchMeta, ranks: int, micro_batch: int = 1) -> KVBatchMeta:
         """The rows that the update computes, in whole micro-batches per rank, with the size of the whole batch."""
@@ -137,8 +127,11 @@ class OnePass:
         return part
 
 
-def _mean(found: dict[str, Any], total: str, tokens: str) -> float | None:
-    """Take a sum and its count out of the update's metrics; both are means over the same micro-batches and ranks."""
+def taken_mean(found: dict[str, Any], total: str, tokens: str) -> float | None:
+    """Take a sum and its count out of the update's metrics, and return their quotient; None if nothing was measured.
+
+    Both are means over the same micro-batches and ranks.
+    """
     return mean_gap([found.pop(f"actor/{name}", 0.0) for name in (total, tokens)])
 
 
@@ -185,12 +178,6 @@ def _rows(dynamic: bool, size: int | None) -> int:
 
 
 # -- older rows --------------------------------------------------------------------------------------------------------
-
-
-def store_log_probs(config: DictConfig) -> None:
-    """Have the rollout engine return the log-probs of what it writes."""
-    with open_dict(config):
-        config.actor_rollout_ref.rollout.calculate_log_probs = True
 
 
 def use_behaviour_log_probs(batch: KVBatchMeta, policy: int, correction: Any, *, own: bool = False) -> dict[str, float]:

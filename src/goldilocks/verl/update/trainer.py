@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -35,11 +35,11 @@ from goldilocks.losses.advantages import (
 )
 from goldilocks.rewards.calls import guard_if_asked
 from goldilocks.runs.loggers import logged_before, show_grouped
-from goldilocks.runs.records import part_of_row, split_row_key
-from goldilocks.types import Group
+from goldilocks.types import Group, part_of_row, split_row_key
 from goldilocks.verl.checks import MANAGER, check_v1, estimator_for
 from goldilocks.verl.dispatch.backend import AgentLoops
-from goldilocks.verl.driven import Driven, UpdatesPerEpoch, ValidatesByColumn, changed
+from goldilocks.verl.driven import Driven, UpdatesPerEpoch, changed
+from goldilocks.verl.patch import GAP_SUM, GAP_TOKENS
 from goldilocks.verl.plugin import in_force
 from goldilocks.verl.store import (
     PARTITION,
@@ -50,13 +50,13 @@ from goldilocks.verl.store import (
     tensor_fields,
     untrained_of,
 )
-from goldilocks.verl.update.gates import KLPenalty, build_gate
+from goldilocks.verl.update.gates import build_gate
 from goldilocks.verl.update.log_probs import (
     OnePass,
     gap_of_rows,
     log_prob_micro_batch,
     reference_micro_batch,
-    store_log_probs,
+    taken_mean,
     update_micro_batch,
     use_behaviour_log_probs,
     weights_guard,
@@ -104,11 +104,12 @@ class DriverSampler(ReplayBuffer):
         return batch_of(self.driver.take()), {**self.backend.manager.metrics(), **self.driver.watch.read()}
 
 
-class CollectorTrainer(Driven, ValidatesByColumn, Base):
+class CollectorTrainer(Driven, Base):
     """Mixed into one of verl's trainers: a ``Collector`` decides which prompts are rolled out, how often, and which
     groups are trained."""
 
     replay_buffer: DriverSampler
+    backend_class = AgentLoops
 
     def __init__(self, config: DictConfig) -> None:
         self.settings = Settings.from_config(config)
@@ -117,9 +118,9 @@ class CollectorTrainer(Driven, ValidatesByColumn, Base):
         guard_if_asked(config)
         with open_dict(config):
             config.actor_rollout_ref.rollout.agent.agent_loop_manager_class = MANAGER
+            if self.settings.trains_older_groups:  # against the log-probs that the rollout engine returns
+                config.actor_rollout_ref.rollout.calculate_log_probs = True
         config.algorithm.adv_estimator = estimator_for(self.settings)
-        if self.settings.trains_older_groups:
-            store_log_probs(config)
         self._logged_before = logged_before(config.trainer)
         super().__init__(config)
 
@@ -154,21 +155,17 @@ class CollectorTrainer(Driven, ValidatesByColumn, Base):
             self.config.data.gen_batch_size = gen_batch_size  # verl sets it to 1 where groups are filtered
         self._collect()
         self.steps_per_epoch = UpdatesPerEpoch(self.config.trainer, self.collector)
-        backend = self.replay_buffer.backend = self._build_backend()
+        backend = self.backend_class(self.config, self.train_dataset, self._refilling)
+        self.replay_buffer.backend = backend
         backend.check_several_rows = lambda: several_rows_estimator(self.config.algorithm)  # before a batch is full
-        gate = build_gate(self.settings, self._kl_penalty, lambda: self._policy, self._prepare)
+        kind, coefficient = self.config.algorithm.kl_penalty, lambda: self.kl_ctrl_in_reward.value
+        gate = build_gate(self.settings, kind, coefficient, lambda: self._policy, self._prepare)
         budget, epochs = self.settings.budget(), self.steps_per_epoch
         self._drive(Driver(self.collector, backend, backend.rows, gate, budget=budget, epochs=epochs))
         self.replay_buffer.driver = self.driver
-        mini_batches = self._mini_batches(self.config.actor_rollout_ref.actor.ppo_mini_batch_size)
+        mini_batches = self._mini_batches(self.config.actor_rollout_ref.actor)
         patched = in_force("one-pass")
         self.one_pass = OnePass.of(self.config, mini_batches=mini_batches, gate=gate is not None, patched=patched)
-
-    def _build_backend(self) -> AgentLoops:
-        return AgentLoops(self.config, self.train_dataset, self._refilling)
-
-    def _kl_penalty(self) -> KLPenalty:
-        return KLPenalty(self.config.algorithm.kl_penalty, self.kl_ctrl_in_reward.value)
 
     def fit(self, agent_loop_manager: Any) -> None:
         """verl's loop; the backend is given the workers it asks."""
@@ -215,18 +212,12 @@ class CollectorTrainer(Driven, ValidatesByColumn, Base):
     # -- rejection inside the refill loop ------------------------------------------------------------------------------
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        """Compute them where something reads them before the update; then let the gate, if any, judge the rows."""
+        """Compute them where something reads them before the update. With a gate, return a batch that passes it."""
         if self.one_pass.own_log_probs:
             return batch
         batch = self._log_probs(batch, metrics)
-        return self._past_the_gate(batch, metrics) if self.driver.gate is not None else batch
-
-    def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        """Compute them, unless a gate on the final reward has read them already."""
-        return batch if self.settings.judges_final_reward else self._ref_log_probs(batch, metrics)
-
-    def _past_the_gate(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        """Return a full batch of groups that pass the gate; ``batch`` is the one that was taken."""
+        if self.driver.gate is None:
+            return batch
         if self.settings.judges_final_reward:
             self._ref_log_probs(batch, metrics)
         self._prepared, self._padding = set(batch.keys), set(padding_keys(batch))
@@ -235,6 +226,10 @@ class CollectorTrainer(Driven, ValidatesByColumn, Base):
         fill_log_probs(padding_keys(final), 0.0, "entropy", *reference)
         clear(self._padding)
         return final
+
+    def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        """Compute them, unless a gate on the final reward has read them already."""
+        return batch if self.settings.judges_final_reward else self._ref_log_probs(batch, metrics)
 
     def _prepare(self, groups: Sequence[Group]) -> None:
         """Compute the log-probs of groups that replace rejected ones; those of the batch that was taken have theirs."""
@@ -299,27 +294,25 @@ class CollectorTrainer(Driven, ValidatesByColumn, Base):
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         """Compute advantages with baselines over all rollouts of a group, whether or not all are trained."""
+        algorithm, others = self.config.algorithm, untrained_of(self.collector.in_hand)
         with (
-            self.one_pass.without_correction(self.config),
-            counting_rollouts(self.config.algorithm, batch.keys),
-            untrained_rollouts(untrained_of(self.collector.in_hand)),
+            # verl would compare ``old_log_probs``, which are not there yet, with the engine's for its metrics
+            changed(algorithm, rollout_correction=None) if self.one_pass.own_log_probs else nullcontext(),
+            counting_rollouts(algorithm, batch.keys),
+            untrained_rollouts(others) if others else nullcontext(),
         ):
             return super()._compute_advantage(batch, metrics)
 
     # -- groups of different sizes -------------------------------------------------------------------------------------
 
-    def _mini_batches(self, prompts_per_mini_batch: int) -> int:
-        """How many mini-batches a training batch is; the config counts both in prompts."""
-        return max(1, round(self.config.data.train_batch_size / prompts_per_mini_batch))
-
     def _get_required_batch_multiple(self, dp_size: int) -> int:
         """The number that a batch must be a multiple of: a rank's share of every pass is whole micro-batches."""
-        updates = self._mini_batches(self.config.actor_rollout_ref.actor.ppo_mini_batch_size)
+        updates = self._mini_batches(self.config.actor_rollout_ref.actor)
         parts = [updates * update_micro_batch(self.config), log_prob_micro_batch(self.config)]
         if self.use_reference_policy:
             parts.append(reference_micro_batch(self.config))
         if self.use_critic:
-            parts.append(self._mini_batches(self.config.critic.ppo_mini_batch_size))
+            parts.append(self._mini_batches(self.config.critic))
         return dp_size * math.lcm(*parts)
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
@@ -331,7 +324,7 @@ class CollectorTrainer(Driven, ValidatesByColumn, Base):
         part = self.one_pass.rows(batch, self._ranks, update_micro_batch(self.config))
         with self._rows_per_mini_batch(self.config.actor_rollout_ref.actor, len(part)), self._tensors_only(part):
             super()._update_actor(part, metrics)
-        measured = self.one_pass.take_gap(metrics)
+        measured = taken_mean(metrics, GAP_SUM, GAP_TOKENS)
         metrics.update(self.weights_guard.observe(gap if measured is None else measured))
         metrics.update(self.one_pass.metrics(part, metrics))
         return batch
@@ -352,7 +345,7 @@ class CollectorTrainer(Driven, ValidatesByColumn, Base):
     @contextmanager
     def _rows_per_mini_batch(self, section: DictConfig, rows: int) -> Iterator[None]:
         """Within it verl cuts mini-batches by rows. By itself it cuts by prompts times ``rollout.n``."""
-        size = rows // self._mini_batches(section.ppo_mini_batch_size)
+        size = rows // self._mini_batches(section)
         with changed(self.config.actor_rollout_ref.rollout, n=1), changed(section, ppo_mini_batch_size=size):
             yield
 

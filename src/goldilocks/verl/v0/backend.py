@@ -32,14 +32,14 @@ from goldilocks.core.open_groups import issue_order
 from goldilocks.drive.backend import Rounds, places
 from goldilocks.drive.driver import Driver
 from goldilocks.drive.filter_gate import FilterGate
-from goldilocks.drive.gate import Gate, Judgement, by_group
+from goldilocks.drive.gate import Judgement
 from goldilocks.drive.rows import MemoryRows, Place
 from goldilocks.engine.engine import is_truncated
 from goldilocks.filtering import PPOFilterConfig, pad_batch
 from goldilocks.rewards import is_number
 from goldilocks.types import Event, Failure, Group, Request, Rollout
 from goldilocks.verl.store import load_rows, save_rows
-from goldilocks.verl.update.gates import REASON, KLPenalty, groups_without_signal
+from goldilocks.verl.update.gates import KLRewardGate
 
 MARK = "__pending__"
 TRAINED = "__trained__"  # of each row, whether it is trained: baselines come from all
@@ -81,7 +81,9 @@ class GenerationBatches(Rounds):
     def about(self, rows: DataProto) -> dict[str, Any]:
         """Return what verl says of a generated batch: the timing of its slowest call, and the reward's columns."""
         keys = [key for key in self._reward_keys if key in rows.non_tensor_batch]
-        return {"timing": max(self._calls, key=_of_slowest, default={}), "reward_extra_keys": keys}
+        parts = [f"agent_loop/slowest/{part}" for part in ("generate_sequences", "tool_calls", "compute_score")]
+        slowest = max(self._calls, key=lambda timing: sum(timing.get(part, 0.0) for part in parts), default={})
+        return {"timing": slowest, "reward_extra_keys": keys}
 
     def state_dict(self) -> dict[str, Any]:
         return {"reward_keys": list(self._reward_keys)}
@@ -104,7 +106,9 @@ class GenerationBatches(Rounds):
         answers = (answer for output in self._outputs(generation) for answer in self._answers(output))
         prompt_rows = list(rows_of(prompts))
         for (request, number, place), (row, measured) in zip(places(requests), answers, strict=True):
-            self._rows.put((request.uid, number), prompt_rows[place].with_fields_of(row))
+            asked = prompt_rows[place]
+            whole = ProtoRow({**asked.tensors, **row.tensors}, {**asked.values, **row.values})
+            self._rows.put((request.uid, number), whole)
             if measured["tokens"]:
                 yield Rollout(request.uid, number, version=self._collector.step, **measured)
             else:
@@ -151,12 +155,6 @@ class GenerationBatches(Rounds):
                     "tool_tokens": length - tokens,  # that stand between them
                 },
             )
-
-
-def _of_slowest(timing: Mapping[str, float]) -> float:
-    """Return the seconds of the slowest rollout of a call."""
-    parts = ("generate_sequences", "tool_calls", "compute_score")
-    return sum(timing.get(f"agent_loop/slowest/{part}", 0.0) for part in parts)
 
 
 class Pending(DataProto):
@@ -219,10 +217,6 @@ class ProtoRow:
 
     tensors: Mapping[str, Tensor]
     values: Mapping[str, Any]
-
-    def with_fields_of(self, other: ProtoRow) -> ProtoRow:
-        """Return a row with the fields of both; the other row wins."""
-        return ProtoRow({**self.tensors, **other.tensors}, {**self.values, **other.values})
 
 
 class ProtoRows(MemoryRows[ProtoRow]):
@@ -324,25 +318,21 @@ class BatchFilter(FilterGate):
         return self.judge_rows(list(itertools.compress(places, chosen)), data)
 
 
-class FinalReward(Gate):
-    """``filter_groups.metric=seq_final_reward``: whole groups whose reward after the KL penalty does not vary."""
-
-    reason = REASON
-    refuses_flat = True
+class FinalReward(KLRewardGate):
+    """``filter_groups.metric=seq_final_reward`` on all rows of the groups."""
 
     def __init__(
-        self, penalty: Callable[[], KLPenalty], min_std: float | None, of_batch: OfBatch, with_log_probs: WithLogProbs
+        self,
+        kind: str,
+        coefficient: Callable[[], float],
+        min_std: float | None,
+        of_batch: OfBatch,
+        with_log_probs: WithLogProbs,
     ) -> None:
-        """``penalty`` returns that of the moment: verl may change the coefficient after each update."""
-        self._penalty = penalty
-        self._min_std = min_std
+        super().__init__(kind, coefficient, min_std)
         self._of_batch = of_batch
         self._with_log_probs = with_log_probs
 
     def judge(self, groups: Sequence[Group]) -> Judgement:
-        batch = self._of_batch(groups)
-        scores, uids = batch.batch["rm_scores"].sum(-1), batch.non_tensor_batch["uid"]
-        penalties = self._penalty().of(self._with_log_probs(batch, True))
-        flat = set(groups_without_signal(uids, scores, penalties, self._min_std))
-        rollouts = [rollout for group in groups for rollout in group.rollouts if group.uid in flat]
-        return Judgement(by_group((rollout.uid, rollout.index) for rollout in rollouts), {}, {})
+        places = [(rollout.uid, rollout.index) for group in groups for rollout in group.rollouts]
+        return self.judge_rows(places, self._with_log_probs(self._of_batch(groups), True))

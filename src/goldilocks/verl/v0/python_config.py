@@ -10,10 +10,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from goldilocks.config.recipes import verl_defaults
 from goldilocks.config.sections import FilterGroups
 from goldilocks.core.filters import Variance
 from goldilocks.core.limits import Limits, Surplus
@@ -189,43 +190,29 @@ class TrainerConfig(ConfigSection):
         return config
 
 
-@functools.cache
-def _verl_defaults(*overrides: str) -> DictConfig:
-    from hydra import compose, initialize_config_module
-    from hydra.core.global_hydra import GlobalHydra
-
-    running = GlobalHydra.instance().hydra  # of a script that is itself started by hydra
-    GlobalHydra.instance().clear()
-    try:
-        with initialize_config_module("verl.trainer.config", version_base=None):
-            return compose("ppo_trainer", overrides=list(overrides))
-    finally:
-        GlobalHydra.instance().hydra = running
+_verl_defaults = functools.cache(verl_defaults)
 
 
 def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Return the values that are set, by their dotted names; ``more`` wins."""
-    items = _items(value)
-    if items is None:
+    """Yield the values that are set, by their dotted names; ``more`` wins. Of verl's classes, what is not default."""
+    items: Iterable[tuple[str, Any]]
+    if isinstance(value, ConfigSection):
+        plain = [(one.name, getattr(value, one.name)) for one in fields(value) if one.name != "more"]
+        items = [*plain, *value.more.items()]
+    elif isinstance(value, FilterGroups):
+        items = {"_target_": _path(FilterGroupsConfig), **dataclasses.asdict(value)}.items()
+    elif isinstance(value, PPOFilterConfig):
+        items = [("enable", True), *_changed(value)]
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        items = _changed(value)
+    elif isinstance(value, Mapping):
+        items = value.items()
+    else:
         yield prefix, value
         return
     for name, inner in items:
         if inner is not None:
             yield from _flat(inner, f"{prefix}.{name}".lstrip("."))
-
-
-def _items(value: Any) -> Iterator[tuple[str, Any]] | None:
-    """Return the values of a section, or None for a plain value. Of verl's classes, what differs from the default."""
-    if isinstance(value, ConfigSection):
-        plain = [(one.name, getattr(value, one.name)) for one in fields(value) if one.name != "more"]
-        return iter([*plain, *value.more.items()])
-    if isinstance(value, FilterGroups):
-        return iter({"_target_": _path(FilterGroupsConfig), **dataclasses.asdict(value)}.items())
-    if isinstance(value, PPOFilterConfig):
-        return iter([("enable", True), *_changed(value)])
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return iter(_changed(value))
-    return iter(value.items()) if isinstance(value, Mapping) else None
 
 
 def _changed(value: Any) -> list[tuple[str, Any]]:

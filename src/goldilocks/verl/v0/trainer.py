@@ -31,8 +31,7 @@ from goldilocks.runs.files import set_aside
 from goldilocks.runs.loggers import log_file
 from goldilocks.types import Group
 from goldilocks.verl.checks import check_v0
-from goldilocks.verl.driven import Driven, UpdatesPerEpoch, ValidatesByColumn, changed
-from goldilocks.verl.update.gates import KLPenalty
+from goldilocks.verl.driven import Driven, UpdatesPerEpoch, changed
 from goldilocks.verl.update.log_probs import weights_guard
 from goldilocks.verl.v0.backend import (
     STALE,
@@ -51,7 +50,7 @@ from goldilocks.verl.v0.python_config import TrainerConfig, name_targets
 from goldilocks.verl.v0.rewards import RewardFunction, mark_validation, route
 
 
-class RayPPOTrainerWithSampling(Driven, ValidatesByColumn, RayPPOTrainer):
+class RayPPOTrainerWithSampling(Driven, RayPPOTrainer):
     """verl's ``RayPPOTrainer``: the same arguments, and ``reward_fn`` and ``val_reward_fn`` as functions.
 
     ``config`` is verl's, or a ``TrainerConfig``. ``fit`` starts Ray and the workers if that has not been done.
@@ -113,8 +112,8 @@ class RayPPOTrainerWithSampling(Driven, ValidatesByColumn, RayPPOTrainer):
         if settings.gate_config is not None:
             return BatchFilter(settings.gate_config, settings.seed, self._rows_of, self._with_log_probs)
         if settings.judges_final_reward:
-            min_std = settings.filter_groups.min_std
-            return FinalReward(self._kl_penalty, min_std, self._rows_of, self._with_log_probs)
+            kind, min_std = self.config.algorithm.kl_penalty, settings.filter_groups.min_std
+            return FinalReward(kind, lambda: self.kl_ctrl_in_reward.value, min_std, self._rows_of, self._with_log_probs)
         return None
 
     def fit(self) -> None:
@@ -165,9 +164,6 @@ class RayPPOTrainerWithSampling(Driven, ValidatesByColumn, RayPPOTrainer):
 
     def _rows_of(self, groups: Sequence[Group]) -> DataProto:
         return self.rows.of_batch(groups, self.collector.step)
-
-    def _kl_penalty(self) -> KLPenalty:
-        return KLPenalty(self.config.algorithm.kl_penalty, self.kl_ctrl_in_reward.value)
 
     def _with_log_probs(self, batch: DataProto, reference: bool) -> dict[str, torch.Tensor]:
         """Return the rows' tensors with log-probs, which a gate needs before the batch is full: replicas sleep."""
@@ -231,8 +227,8 @@ class RayPPOTrainerWithSampling(Driven, ValidatesByColumn, RayPPOTrainer):
         return output
 
     def _update(self, update: Callable[[DataProto], DataProto], section: DictConfig, batch: DataProto) -> DataProto:
-        """As many mini-batches as the user's sizes make of a training batch, which are counted in prompts."""
-        mini_batches = max(1, round(self.config.data.train_batch_size / section.ppo_mini_batch_size))
+        """As many mini-batches as the user's sizes make of a training batch."""
+        mini_batches = self._mini_batches(section)
         trained = batch.non_tensor_batch[TRAINED]
         rows = pad_to(batch if trained.all() else batch.select_idxs(trained), self._ranks * mini_batches)
         with changed(section, ppo_mini_batch_size=len(rows) // mini_batches):

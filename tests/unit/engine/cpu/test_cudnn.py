@@ -10,18 +10,14 @@ import torch
 from goldilocks.engine.cpu import avoid_cudnn
 
 
-def test_attention_is_left_to_other_kernels_than_cudnns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GOLDILOCKS_PATCHES", raising=False)
+@pytest.mark.parametrize(("patches", "cudnns"), [("all", False), ("none", True)])
+def test_attention_is_left_to_other_kernels_than_cudnns_unless_no_patch_is_wanted(
+    patches: str, cudnns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GOLDILOCKS_PATCHES", patches)
     torch.backends.cuda.enable_cudnn_sdp(True)
     avoid_cudnn()
-    assert not torch.backends.cuda.cudnn_sdp_enabled()
-
-
-def test_where_no_patch_is_wanted_attention_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GOLDILOCKS_PATCHES", "none")
-    torch.backends.cuda.enable_cudnn_sdp(True)
-    avoid_cudnn()
-    assert torch.backends.cuda.cudnn_sdp_enabled()
+    assert torch.backends.cuda.cudnn_sdp_enabled() is cudnns
 
 
 def query_gradient(length: int) -> torch.Tensor:

@@ -30,38 +30,25 @@ def loop() -> EngineLoop:
     return EngineLoop(_engine())
 
 
-def test_requests_of_many_waiters_all_come_back(loop: EngineLoop) -> None:
-    async def ask() -> list[Generation]:
-        requests = (
-            loop.generate(f"r{i}", [1 + i, 2, 3], SamplingParams(max_tokens=1 + i % 5, seed=i)) for i in range(20)
-        )
-        return await asyncio.gather(*requests)
-
-    answers = asyncio.run(ask())
+async def test_requests_of_many_waiters_all_come_back(loop: EngineLoop) -> None:
+    requests = (loop.generate(f"r{i}", [1 + i, 2, 3], SamplingParams(max_tokens=1 + i % 5, seed=i)) for i in range(20))
+    answers = await asyncio.gather(*requests)
     assert [answer.request_id for answer in answers] == [f"r{i}" for i in range(20)]
     assert [len(answer.token_ids) for answer in answers] == [1 + i % 5 for i in range(20)]
     assert loop.in_flight() == []
 
 
-def test_a_refused_request_fails_alone(loop: EngineLoop) -> None:
-    async def ask() -> list[Generation | BaseException]:
-        good = loop.generate("good", [1], SamplingParams(max_tokens=2))
-        bad = loop.generate("bad", [VOCABULARY], SamplingParams(max_tokens=2))
-        return await asyncio.gather(good, bad, return_exceptions=True)
-
-    good, bad = asyncio.run(ask())
+async def test_a_refused_request_fails_alone(loop: EngineLoop) -> None:
+    asked = (loop.generate(f"r{token}", [token], SamplingParams(max_tokens=2)) for token in (1, VOCABULARY))
+    good, bad = await asyncio.gather(*asked, return_exceptions=True)
     assert isinstance(good, Generation)
     assert isinstance(bad, ValueError)
 
 
-def test_an_engine_that_fails_fails_those_who_wait_and_those_who_come_later() -> None:
+async def test_an_engine_that_fails_fails_those_who_wait_and_those_who_come_later() -> None:
     loop = EngineLoop(_engine(FailingEngine))
-
-    async def ask() -> list[Generation | BaseException]:
-        requests = (loop.generate(f"r{i}", [1, 2], SamplingParams(max_tokens=40)) for i in range(6))
-        return await asyncio.gather(*requests, return_exceptions=True)
-
-    for answer in asyncio.run(asyncio.wait_for(ask(), 20)):
+    requests = (loop.generate(f"r{i}", [1, 2], SamplingParams(max_tokens=40)) for i in range(6))
+    for answer in await asyncio.gather(*requests, return_exceptions=True):
         assert isinstance(answer, EngineFailed)
         assert "OSError: device lost" in str(answer)
     with pytest.raises(EngineFailed, match="device lost"):
@@ -74,12 +61,10 @@ def test_a_call_that_raises_is_the_callers_alone(loop: EngineLoop) -> None:
     assert loop.call(lambda engine: engine.free).result(timeout=20) == 4
 
 
-def test_a_waiter_that_gives_up_frees_its_slot(loop: EngineLoop) -> None:
-    async def ask() -> None:
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(loop.generate("r", [1], SamplingParams(max_tokens=46)), 0.001)
-        while await asyncio.wrap_future(loop.call(lambda engine: engine.busy)):  # until the step after the abort
-            await asyncio.sleep(0.001)
-
-    asyncio.run(asyncio.wait_for(ask(), 20))
+async def test_a_waiter_that_gives_up_frees_its_slot(loop: EngineLoop) -> None:
+    waiter = asyncio.ensure_future(loop.generate("r", [1], SamplingParams(max_tokens=46)))
+    await asyncio.sleep(0)
+    waiter.cancel()
+    while await asyncio.wrap_future(loop.call(lambda engine: engine.busy)):  # until the step after the abort
+        await asyncio.sleep(0.001)
     assert loop.in_flight() == []

@@ -165,34 +165,27 @@ def test_a_message_of_many_requests_has_the_answers_of_each_by_itself(server: An
     assert "sampling parameter min_p" in str(together["odd"])
 
 
-def test_a_server_that_leaves_sends_a_whole_message_back(server: Any) -> None:
-    async def scenario() -> Any:
-        await server.abort_all_requests(reject_request=True)
-        rejected = await _all(server, [("a", PROMPT, {}), ("b", PROMPT, {})])
-        await server.resume_generation()
-        return rejected
-
-    rejected = asyncio.run(asyncio.wait_for(scenario(), 30))
-    assert {name: (one.stop_reason, one.token_ids) for name, one in rejected.items()} == dict.fromkeys(
-        ("a", "b"), ("aborted", [])
-    )
+async def test_a_server_that_leaves_sends_requests_and_messages_of_many_back(server: Any) -> None:
+    await server.abort_all_requests(reject_request=True)
+    together = await _all(server, [("a", PROMPT, {}), ("b", PROMPT, {})])
+    rejected = [await server.generate(PROMPT, {}, "r"), *together.values()]
+    await server.resume_generation()
+    assert [(one.stop_reason, one.token_ids) for one in rejected] == [("aborted", [])] * 3
+    accepted = await server.generate(PROMPT, {"max_tokens": 1}, "r")
+    assert accepted.stop_reason == "completed"
 
 
 @pytest.mark.usefixtures("portioned")
-def test_abort_all_ends_what_runs_holds_what_comes_and_resumes(model_path: Path) -> None:
+async def test_abort_all_ends_what_runs_holds_what_comes_and_resumes(model_path: Path) -> None:
     server = _server(model_path, max_num_seqs=1, ignore_eos=True)
-
-    async def scenario() -> tuple[Any, ...]:
-        running = [asyncio.ensure_future(server.generate(PROMPT, {}, f"r{i}")) for i in range(3)]
-        await portion_made(server, requests=3)
-        aborted = await server.abort_all_requests()
-        late = asyncio.ensure_future(server.generate(PROMPT, {"max_tokens": 2}, "late"))
-        await asyncio.sleep(0.05)
-        assert not late.done()
-        await server.resume_generation()
-        return aborted, await asyncio.gather(*running), await late
-
-    aborted, outputs, late = asyncio.run(asyncio.wait_for(scenario(), 30))
+    running = [asyncio.ensure_future(server.generate(PROMPT, {}, f"r{i}")) for i in range(3)]
+    await portion_made(server, requests=3)
+    aborted = await server.abort_all_requests()
+    late = asyncio.ensure_future(server.generate(PROMPT, {"max_tokens": 2}, "late"))
+    await asyncio.sleep(0.05)
+    assert not late.done()
+    await server.resume_generation()
+    outputs, late = await asyncio.gather(*running), await late
     assert [output.stop_reason for output in outputs] == ["aborted"] * 3
     assert (aborted["aborted_count"], set(aborted["request_ids"])) == (3, {"r0", "r1", "r2"})
     running, *waiting = sorted((len(output.token_ids) for output in outputs), reverse=True)
@@ -201,30 +194,15 @@ def test_abort_all_ends_what_runs_holds_what_comes_and_resumes(model_path: Path)
     assert late.stop_reason == "completed"
 
 
-def test_a_server_that_leaves_sends_new_requests_back(server: Any) -> None:
-    async def scenario() -> Any:
-        await server.abort_all_requests(reject_request=True)
-        rejected = await server.generate(PROMPT, {}, "r")
-        await server.resume_generation()
-        return rejected, await server.generate(PROMPT, {"max_tokens": 1}, "r")
-
-    rejected, accepted = asyncio.run(asyncio.wait_for(scenario(), 30))
-    assert (rejected.stop_reason, rejected.token_ids) == ("aborted", [])
-    assert accepted.stop_reason == "completed"
-
-
-def test_one_request_is_aborted_and_the_others_go_on(server: Any) -> None:
-    async def scenario() -> Any:
-        running = [asyncio.ensure_future(server.generate(PROMPT, {}, name)) for name in ("keep", "drop")]
-        await asyncio.sleep(0)
-        answer = await server.abort_request("drop")
-        return answer, await asyncio.gather(*running), await server.abort_request("unheard of")
-
-    answer, (kept, dropped), unknown = asyncio.run(asyncio.wait_for(scenario(), 30))
+async def test_one_request_is_aborted_and_the_others_go_on(server: Any) -> None:
+    running = [asyncio.ensure_future(server.generate(PROMPT, {}, name)) for name in ("keep", "drop")]
+    await asyncio.sleep(0)
+    answer = await server.abort_request("drop")
+    kept, dropped = await asyncio.gather(*running)
     assert kept.stop_reason == "completed"
     assert len(kept.token_ids) == 24
     assert dropped.stop_reason == ("aborted" if answer["aborted"] else "completed")
-    assert unknown == {"aborted": False, "request_id": "unheard of"}
+    assert await server.abort_request("unheard of") == {"aborted": False, "request_id": "unheard of"}
 
 
 def test_many_requests_are_aborted_with_one_look_at_what_is_in_flight(
@@ -242,34 +220,26 @@ def test_many_requests_are_aborted_with_one_look_at_what_is_in_flight(
     assert len(looks) == 1
 
 
-def test_new_weights_and_their_version_are_in_the_next_answer(model_path: Path) -> None:
+async def test_new_weights_and_their_version_are_in_the_next_answer(model_path: Path) -> None:
     server = _server(model_path, ignore_eos=True, load_format="dummy")
     weights = list(reference("llama").state_dict().items())
-
-    async def scenario() -> Any:
-        for start in range(0, len(weights), 5):
-            await server.load_weights(Bucket(weights[start : start + 5]), start + 5 >= len(weights))
-        await server.set_global_steps(7)
-        return await server.generate(PROMPT, {"temperature": 0, "logprobs": True}, "r")
-
-    output = asyncio.run(scenario())
+    for start in range(0, len(weights), 5):
+        await server.load_weights(Bucket(weights[start : start + 5]), start + 5 >= len(weights))
+    await server.set_global_steps(7)
+    output = await server.generate(PROMPT, {"temperature": 0, "logprobs": True}, "r")
     assert output.extra_fields["global_steps"] == 7
     assert output.token_ids == logits_after("llama", PROMPT, output.token_ids).argmax(-1).tolist()
 
 
-def test_a_worker_sends_new_weights_and_their_version_in_one_message(
+async def test_a_worker_sends_new_weights_and_their_version_in_one_message(
     model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("goldilocks.engine.verl_server.replica.is_support_ipc", lambda: False)
     server = _server(model_path, ignore_eos=True, load_format="dummy")
     adapter = object.__new__(TransformersAdapter)  # without the processes that its constructor asks for
     adapter.config, adapter._found = server._config, Actor(server)
-
-    async def scenario() -> Any:
-        await adapter.update_weights(iter(reference("llama").state_dict().items()), global_steps=7)
-        return await server.generate(PROMPT, {"temperature": 0}, "r")
-
-    output = asyncio.run(scenario())
+    await adapter.update_weights(iter(reference("llama").state_dict().items()), global_steps=7)
+    output = await server.generate(PROMPT, {"temperature": 0}, "r")
     assert adapter._found.calls == {"load_weights": 1}
     assert output.extra_fields["global_steps"] == 7
     assert output.token_ids == logits_after("llama", PROMPT, output.token_ids).argmax(-1).tolist()
@@ -301,27 +271,20 @@ def test_weights_of_another_model_are_refused(server: Any) -> None:
         asyncio.run(server.load_weights(Bucket([("no_such_layer", torch.zeros(2))]), True))
 
 
-def test_the_end_of_sequence_ends_an_answer(model_path: Path) -> None:
+async def test_the_end_of_sequence_ends_an_answer(model_path: Path) -> None:
     server = _server(model_path)
-
-    async def many() -> list[Any]:
-        return await asyncio.gather(*(server.generate(PROMPT, {"seed": seed}, f"r{seed}") for seed in range(24)))
-
-    answers = [output.token_ids for output in asyncio.run(many())]
+    asked = (server.generate(PROMPT, {"seed": seed}, f"r{seed}") for seed in range(24))
+    answers = [output.token_ids for output in await asyncio.gather(*asked)]
     assert any(answer[-1] == EOS for answer in answers)
     assert all(EOS not in answer[:-1] for answer in answers)
 
 
-def test_a_sleeping_server_generates_again_once_awake(model_path: Path) -> None:
+async def test_a_sleeping_server_generates_again_once_awake(model_path: Path) -> None:
     server = _server(model_path, ignore_eos=True)
-
-    async def scenario() -> Any:
-        await server.sleep()
-        await server.wake_up(tags=["weights"])
-        await server.wake_up(tags=["kv_cache"])
-        return await server.generate(PROMPT, {"temperature": 0}, "r")
-
-    output = asyncio.run(asyncio.wait_for(scenario(), 30))
+    await server.sleep()
+    await server.wake_up(tags=["weights"])
+    await server.wake_up(tags=["kv_cache"])
+    output = await server.generate(PROMPT, {"temperature": 0}, "r")
     assert output.token_ids == logits_after("llama", PROMPT, output.token_ids).argmax(-1).tolist()
 
 
@@ -368,31 +331,26 @@ def test_paused_and_resumed_an_answer_is_what_it_would_have_been(
 
 
 @pytest.mark.usefixtures("portioned")
-def test_tokens_written_before_and_after_an_update_say_so(model_path: Path) -> None:
+async def test_tokens_written_before_and_after_an_update_say_so(model_path: Path) -> None:
     server = _server(model_path, response_length=56, ignore_eos=True)
+    client = _client(server)
+    session = client.begin("g0", 0)
 
-    async def scenario() -> tuple[Any, ...]:
-        client = _client(server)
-        session = client.begin("g0", 0)
+    async def answer() -> Any:
+        current_session.set(session)
+        return await client.generate("r", prompt_ids=PROMPT, sampling_params={"logprobs": True, "seed": 1})
 
-        async def answer() -> Any:
-            current_session.set(session)
-            return await client.generate("r", prompt_ids=PROMPT, sampling_params={"logprobs": True, "seed": 1})
-
-        await server.set_global_steps(4)
-        task = asyncio.ensure_future(answer())
-        await portion_made(server)
-        await client.pause(within=60)
-        before = session.tokens
-        await server.set_global_steps(5)
-        server._loop._engine.portion = 56
-        client.resume()
-        return await task, session.versions, before
-
-    output, versions, before = asyncio.run(asyncio.wait_for(scenario(), 60))
-    assert len(output.token_ids) == 56
+    await server.set_global_steps(4)
+    task = asyncio.ensure_future(answer())
+    await portion_made(server)
+    await client.pause(within=60)
+    before = session.tokens
+    await server.set_global_steps(5)
+    server._loop._engine.portion = 56
+    client.resume()
+    assert len((await task).token_ids) == 56
     assert 0 < before < 56
-    assert versions == [[4, before], [5, 56 - before]]
+    assert session.versions == [[4, before], [5, 56 - before]]
 
 
 @pytest.mark.parametrize("frees", [True, False])

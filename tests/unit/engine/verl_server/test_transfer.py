@@ -53,17 +53,15 @@ def test_weights_arrive_as_they_were_in_buckets_no_larger_than_allowed(
         assert torch.equal(ours, theirs)
 
 
-def test_a_buffer_that_is_used_again_does_not_change_what_was_sent() -> None:
+async def test_a_buffer_that_is_used_again_does_not_change_what_was_sent() -> None:
     buffer = torch.zeros(3)
 
     async def reused() -> AsyncIterator[Named]:
         for value in (1.0, 2.0):
             yield f"w{value}", buffer.fill_(value)
 
-    async def collect() -> list[Named]:
-        return [named async for bucket in buckets(reused(), 1 << 20) for named in bucket.tensors()]
-
-    assert [tensor.tolist() for _, tensor in asyncio.run(collect())] == [[1.0] * 3, [2.0] * 3]
+    arrived = [tensor.tolist() async for bucket in buckets(reused(), 1 << 20) for _, tensor in bucket.tensors()]
+    assert arrived == [[1.0] * 3, [2.0] * 3]
 
 
 def test_a_receiver_whose_sender_never_comes_gives_up(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

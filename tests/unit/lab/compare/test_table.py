@@ -14,7 +14,7 @@ from unit.lab.compare.arms import ending, result, study
 from goldilocks.lab.compare.arm import EqualCost
 from goldilocks.lab.compare.pictures import curves
 from goldilocks.lab.compare.show import caption, in_markdown, notes, tables
-from goldilocks.lab.compare.study import Result, Results
+from goldilocks.lab.compare.study import Results
 from goldilocks.lab.compare.table import make_table
 
 
@@ -39,12 +39,6 @@ def table_of(ends, **of_study):
 def on(row, clock, baseline="grpo"):
     (found,) = (one for one in row.against if (one.baseline, one.clock) == (baseline, clock))
     return found
-
-
-def test_accuracy_is_the_mean_of_the_last_validations_up_to_the_budget():
-    made = table(result("grpo", [(0, 0.2), (800, 0.4), (900, 0.5), (1000, 0.9), (1100, 0.0)]))
-    assert made.rows[0].accuracy["rollouts"].mean == pytest.approx(0.6)
-    assert made.rows[0].accuracy["rollouts"].half is None
 
 
 def test_over_seeds_it_is_the_mean_with_its_interval():
@@ -196,16 +190,6 @@ def test_a_level_that_an_arm_lacks_is_left_out():
     assert len(tables(table(result("grpo", levels=((1, 0.5, 0.9),)), result("dapo")))) == 2
 
 
-def test_results_of_an_older_study_have_no_levels_and_are_read_all_the_same():
-    values = asdict(result("grpo"))
-    older = {
-        **values,
-        "validations": [{k: v for k, v in one.items() if k != "levels"} for one in values["validations"]],
-    }
-    assert Result.from_dict(json.loads(json.dumps(older))) == result("grpo")
-    assert len(tables(table(result("grpo")))) == 2
-
-
 def test_yields_are_of_what_was_trained_over_all_that_was_generated():
     row = table(result("grpo", [(0, 0.2), (2000, 0.6)], informative=50, signal=80)).rows[0]
     assert row.informative_groups_per_1k_rollouts.mean == 25
@@ -234,14 +218,6 @@ def test_tuning_is_shown_with_what_it_cost_and_is_no_part_of_the_rows():
     assert "grpo: lr=2 (tried: 1 30.0%, 2 50.0%)" in notes(made)
     assert notes(made)[-1] == "grpo: its best lr=2 is the highest value tried; a higher one may be better"
     assert values_of(made)["edges"] == [{"recipe": "grpo", "key": "a.lr", "value": "2", "side": "highest"}]
-
-
-def test_as_json_it_is_all_there():
-    made = table(result("grpo"), result("dapo", ending(0.5)))
-    values = values_of(made)
-    assert values["cost"] == {"kind": "rollouts", "amount": 1000}
-    assert values["rows"][1]["accuracy"]["tokens"] == {"mean": 0.5, "half": None}
-    assert values["rows"][1]["against"][0]["prices"][-1]["cost"] is None
 
 
 def test_in_markdown_every_row_has_every_column():

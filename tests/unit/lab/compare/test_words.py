@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 
 import pyarrow
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from run_files import write_task
+from unit.lab.compare.arms import study
 
 from goldilocks.cli import main
-from goldilocks.lab.compare.arm import EqualCost, combinations, parse_grid
+from goldilocks.lab.compare.arm import EqualCost, parse_grid
 from goldilocks.lab.compare.study import recipe_digest
 
 ENOUGH = ["--budget", "rollouts=64", "--seeds", "1"]
@@ -22,13 +23,7 @@ MINI = "actor_rollout_ref.actor.ppo_mini_batch_size=4"
 
 @pytest.fixture(autouse=True)
 def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model and data that exist, so that nothing is made and only the word is wrong."""
-    root = tmp_path / "arithmetic"
-    (root / "model").mkdir(parents=True)
-    (root / "data").mkdir()
-    for split in ("train", "val"):
-        pq.write_table(pa.table({"prompt": ["1 + 1 ="]}), root / "data" / f"{split}.parquet")
-    monkeypatch.setenv("GOLDILOCKS_TASK", str(root))
+    monkeypatch.setenv("GOLDILOCKS_TASK", str(write_task(tmp_path / "arithmetic")))
 
 
 @pytest.mark.parametrize(
@@ -46,9 +41,8 @@ def test_a_budget_is_a_cost_and_an_amount(word, cost):
 @pytest.mark.parametrize(
     "word", ["rollouts=abc", "foo=3", "rollouts", "rollouts=0", "tokens=-5", "seconds=inf", "seconds=nan", "=3", ""]
 )
-def test_other_budgets_are_refused_in_one_line(word, capsys, tmp_path):
-    assert main(["compare", "grpo", "--budget", word, "--seeds", "1", "--out", str(tmp_path / "out")]) == 2
-    error = capsys.readouterr().err
+def test_other_budgets_are_refused_in_one_line(word, refused, tmp_path):
+    error = refused(["compare", "grpo", "--budget", word, "--seeds", "1", "--out", str(tmp_path / "out")])
     assert (
         error == f"goldilocks: --budget={word!r} is not accepted: rollouts=N, tokens=N or seconds=N, with N above 0\n"
     )
@@ -69,14 +63,13 @@ def test_other_budgets_are_refused_in_one_line(word, capsys, tmp_path):
         (["grpo", *ENOUGH, "--tune", "dapo"], "recipes stand before the options"),
         (["grpo", *ENOUGH, "--tune", "a=1,2", "a=3"], "all values of a at once"),
         (["grpo", *ENOUGH, "--tune", "a=1,2,1"], "--tune='a=1,2,1' is not accepted: each value once"),
+        (["grpo", *ENOUGH, "--tune", "data.seed="], "--tune='data.seed=' is not accepted: key=value,value"),
+        (["grpo", *ENOUGH, "--tune", "=1"], "--tune='=1' is not accepted: key=value,value"),
         (["grpo", *ENOUGH, "--tune", "groups_per_update=2,many"], "groups_per_update='many' is not accepted"),
         (["grpo", *ENOUGH, "--tune", "groups_per_update=2", MINI], "nothing beside --tune groups_per_update"),
         (["grpo", *ENOUGH, "--against", "dapo"], "--against='dapo' is not accepted: recipes of the study: grpo"),
         (["grpo", *ENOUGH, "--tune", "a=[1,2"], "--tune='a=[1,2' is not accepted"),
-        (
-            ["grpo", "--budget", "seconds=9", "--seeds", "1", "--parallel", "2"],
-            "--parallel=2 is not accepted: 1 with a",
-        ),
+        (["grpo", "--budget", "seconds=9", "--seeds", "1", "--parallel", "2"], "--parallel=2 is not accepted: 1 with"),
         (["grpo", *ENOUGH, "data.seed=3"], "goldilocks compare sets data.seed itself"),
         (["grpo", *ENOUGH, "goldilocks.budget.tokens=3"], "sets goldilocks.budget.tokens itself"),
         (["grpo", *ENOUGH, "goldilocks.study=False"], "sets goldilocks.study itself"),
@@ -84,10 +77,7 @@ def test_other_budgets_are_refused_in_one_line(word, capsys, tmp_path):
         (["grpo", *ENOUGH, "--tune", "data.train_batch=3,4"], "unknown key 'data.train_batch'"),
         (["grpo", *ENOUGH, "trainer.use_v1=False"], "needs trainer.use_v1=True"),
         (["grpo", *ENOUGH, "goldilocks.selector=tompson"], "did you mean 'thompson'?"),
-        (
-            ["grpo", "dapo", *ENOUGH, "trainer=trl", "data.truncation=left"],
-            "data.truncation='left' is not accepted: 'error'",
-        ),
+        (["grpo", "dapo", *ENOUGH, "trainer=trl", "data.truncation=left"], "truncation='left' is not accepted: 'error"),
         (
             ["grpo", *ENOUGH, "trainer=trl", "--tune", f"{ON_FULL}=finish,partial"],
             f"{ON_FULL}='partial' is not accepted",
@@ -96,33 +86,28 @@ def test_other_budgets_are_refused_in_one_line(word, capsys, tmp_path):
         (["grpo", *ENOUGH, "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine"], "needs a number of steps"),
     ],
 )
-def test_bad_words_are_one_line_and_nothing_is_made(words, message, capsys, tmp_path):
-    assert main(["compare", *words, "--out", str(tmp_path / "out")]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+def test_bad_words_are_one_line_and_nothing_is_made(words, message, refused, tmp_path):
+    assert message in refused(["compare", *words, "--out", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_with_another_study_is_refused_and_the_difference_named(capsys, tmp_path: Path):
+def test_a_folder_with_another_study_is_refused_and_the_difference_named(refused, tmp_path: Path):
     (tmp_path / "study.json").write_text(json.dumps({"recipes": {"grpo": recipe_digest("grpo")}, "tune_seeds": 3}))
-    assert main(["compare", "grpo", *ENOUGH, "--out", str(tmp_path)]) == 2
-    error = capsys.readouterr().err
+    error = refused(["compare", "grpo", *ENOUGH, "--out", str(tmp_path)])
     assert "has another study: cost is null, not" in error
     assert "tune_seeds is 3, not 1" in error
     assert "recipes" not in error
-    assert error.count("\n") == 1
 
 
 def test_a_grid_is_every_combination_in_the_order_given():
     grid = parse_grid(["a.lr=1e-4,3e-4", "b=[1,2],[3]", "c=7"])
-    assert [tuple(one.values()) for one in combinations(grid)] == [
+    assert [tuple(one.values()) for one in study(grid=grid).combinations] == [
         ("0.0001", "[1,2]", "7"),
         ("0.0001", "[3]", "7"),
         ("0.0003", "[1,2]", "7"),
         ("0.0003", "[3]", "7"),
     ]
-    assert combinations({}) == [{}]
+    assert study().combinations == [{}]
 
 
 def test_an_interpolation_is_a_value_like_another():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from unit.lab.report.run_directories import HOSTILE, VALIDATION
+from unit.lab.report.run_directories import HOSTILE
 
 from goldilocks.hashing import content_key, with_media
 from goldilocks.lab.report.run import prompt_texts, read_run, read_runs, run_names
@@ -92,11 +92,6 @@ def test_a_run_that_has_just_begun_is_reported(tmp_path: Path) -> None:
     run = read_run(tmp_path, "empty")
     assert len(run.history) == 0
     assert [text.split()[0] for text in run.missing] == ["config.yaml", "metrics.jsonl", "rollouts/", "checkpoints/"]
-
-
-def test_a_path_that_is_not_there_is_one_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"RUN='.*nowhere' is not accepted: a run directory"):
-        read_run(tmp_path / "nowhere", "nowhere")
 
 
 def test_a_cut_last_line_is_left_out_and_said(tmp_path: Path) -> None:
@@ -202,7 +197,3 @@ def test_runs_are_called_by_what_tells_them_apart() -> None:
 def test_the_same_run_twice_is_refused(dapo: Path) -> None:
     with pytest.raises(ValueError, match="each run once"):
         read_runs([dapo, dapo / "../dapo"])
-
-
-def test_validation_logged_in_lines_of_its_own_is_found(dapo: Path) -> None:
-    assert list(read_run(dapo, "dapo").history.series(VALIDATION)) == [0, 4, 8, 12, 16, 20, 24]

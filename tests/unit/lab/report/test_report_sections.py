@@ -42,7 +42,7 @@ def data_names(spec: dict[str, Any]) -> set[str]:
 def test_a_step_s_bars_sum_to_what_it_generated(run: Run) -> None:
     heights: dict[str, float] = defaultdict(float)
     for row in plot(tokens([run]), "tokens-by-step-1").values:
-        heights[row["steps"]] += row["high"] - row["low"]
+        heights[row["steps"]] += row["tokens"]
     generated = increments(run.history.series("accounts/generated_tokens"))
     assert heights == {str(step): pytest.approx(value, rel=1e-4) for step, value in generated.items()}
 
@@ -58,7 +58,6 @@ def test_a_run_s_shares_fill_the_bar(run: Run) -> None:
     rows = plot(tokens([run]), "tokens-by-account").values
     assert sum(row["share"] for row in rows) == pytest.approx(1, abs=1e-4)
     assert rows[0]["account"] == "trained"
-    assert rows[-1]["to"] == pytest.approx(1, abs=1e-4)
 
 
 def test_learning_is_drawn_against_every_cost(run: Run) -> None:
@@ -77,14 +76,12 @@ def test_rollouts_of_a_fixed_policy_are_its_n(run: Run) -> None:
 
 
 def test_trained_groups_of_dapo_are_never_at_the_ends(run: Run) -> None:
-    section = pass_rates([run])
-    rows = plot(section, "pass-rates-trained-1").values
-    assert {"0", "1"}.isdisjoint(row["bin"] for row in rows)
+    rows = plot(pass_rates([run]), "pass-rates-trained-1").values
+    assert {"0", "1"}.isdisjoint(row["row"] for row in rows)
     by_step: dict[int, float] = defaultdict(float)
     for row in rows:
         by_step[row["from"]] += row["share"]
     assert list(by_step.values()) == pytest.approx([1.0] * 12, abs=1e-4)
-    assert section.notes == []
 
 
 def test_ratio_quantiles_are_ordered_and_the_clip_is_drawn(run: Run) -> None:
@@ -103,7 +100,7 @@ def test_a_run_with_nothing_gives_notes_and_no_plots(tmp_path: Path) -> None:
     for make in SECTIONS:
         section = make([empty])
         assert section.plots == []
-        assert section.notes
+        assert section.notes or section.name == "pass-rates", "a run says itself that it has no answers and no beliefs"
     assert figures([empty]) == []
 
 
@@ -116,13 +113,13 @@ def test_a_run_without_some_metrics_still_has_the_other_plots(run: Run, left_out
     history = History(steps)
     partial = replace(run, name="partial", history=history, spending=spending(history, run.config))
     sections = [make([run, partial]) for make in SECTIONS]
-    assert sum(len(section.plots) for section in sections) >= 17
+    assert sum(len(section.plots) for section in sections) >= 15
     assert any("by partial" in note for section in sections for note in section.notes)
 
 
 def test_every_plot_has_a_name_of_its_own_and_something_to_show(dapo: Path, pilot: Path) -> None:
     plots = [plot for make in SECTIONS for plot in make(read_runs([dapo, pilot])).plots]
-    assert len({one.name for one in plots}) == len(plots) == 21
+    assert len({one.name for one in plots}) == len(plots) == 19
     assert all(one.values for one in plots)
     for one in plots:
         spec = one.spec()
@@ -179,8 +176,8 @@ def test_what_was_believed_is_shown_below_each_validation_by_column(run: Run) ->
         {"step": 2, "data": {"val/level/1/acc": 0.9, "belief/level/1": 0.6}},
     ]
     section = by_column([replace(run, history=History.of(logged))])
-    assert [row["accuracy"] for row in plot(section, "accuracy-by-column-1-1").values] == [0.1, 0.9]
-    assert [row["accuracy"] for row in plot(section, "belief-by-column-1-1").values] == [0.5, 0.6]
+    assert [row["share"] for row in plot(section, "accuracy-by-column-1-1").values] == [0.1, 0.9]
+    assert [row["share"] for row in plot(section, "belief-by-column-1-1").values] == [0.5, 0.6]
 
 
 def test_accuracy_by_column_has_each_validation_and_its_ends(run: Run) -> None:
@@ -189,7 +186,7 @@ def test_accuracy_by_column_has_each_validation_and_its_ends(run: Run) -> None:
     ]
     validated = replace(run, history=History.of([*logged, {"step": 4, "data": {"val/skill/<b>/acc": 0.5}}]))
     section = by_column([run, validated])
-    assert [row["value"] for row in plot(section, "accuracy-by-column-1-2").values] == ["1", "1", "2", "2", "10", "10"]
+    assert [row["row"] for row in plot(section, "accuracy-by-column-1-2").values] == ["1", "1", "2", "2", "10", "10"]
     assert section.sheets[0].rows == [
         ["1", "–", "0.0% → 40.0%"],
         ["2", "–", "0.0% → 20.0%"],

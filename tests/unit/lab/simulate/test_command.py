@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,39 +83,11 @@ def test_the_tables_show_what_the_json_holds(capsys: pytest.CaptureFixture[str],
         assert sum(one["token_share"].values()) == pytest.approx(1.0)
 
 
-def test_the_same_seed_prints_the_same_and_another_does_not(capsys: pytest.CaptureFixture[str], rates: str) -> None:
-    words = ("--pass-rates", rates, "--policy", "contrast", "--policy", "thompson", "--failure-rate", "0.1")
-    first, again, other = (simulated(capsys, *words, "--seed", seed) for seed in "557")
-    assert first == again
-    assert first.splitlines()[3:] != other.splitlines()[3:]
-
-
-def test_a_directory_of_verl_dumps_is_simulated(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    for step in (1, 2):
-        rows = [
-            {"input": f"q{q}", "output": "so 4", "gts": "4", "score": float(i < q), "step": step}
-            for q in range(9)
-            for i in range(8)
-        ]
-        write_records(tmp_path / f"{step}.jsonl", rows)
-    result = as_json(capsys, "--pass-rates", str(tmp_path), "--policy", "grpo")
-    assert result["prompts"] == 9
-    assert result["mean_pass_rate"] == pytest.approx(0.5)
-
-
 def test_a_key_of_the_recipes_is_set_for_every_policy(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--policy", "grpo", "--policy", "contrast")
     plain, set_to_twelve = as_json(capsys, *words), as_json(capsys, *words, "--set", "adaptive_rollout.max_n=12")
     assert plain["policies"][0] == set_to_twelve["policies"][0], "grpo does not read it"
     assert plain["policies"][1] != set_to_twelve["policies"][1]
-
-
-def test_a_recipe_of_the_users_own_is_simulated(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    own = tmp_path / "wide.yaml"
-    own.write_text("defaults: [/recipe/contrast, _self_]\nadaptive_rollout: {max_n: 12, positive_threshold: 5e-1}\n")
-    mine = as_json(capsys, "--policy", str(own))
-    ours = as_json(capsys, "--policy", "contrast", "--set", "adaptive_rollout.max_n=12")
-    assert {**mine["policies"][0], "policy": "contrast"} == ours["policies"][0]
 
 
 def test_settings_add_up(capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,31 +130,14 @@ class Needy(Fixed):
         (["--lift", "level"], "--lift='level' is not accepted: COLUMN=X, such as level=0.05"),
         (["--lift", "level=0.1"], "--lift='level' is not accepted: a column of the data"),
         (["--gen-batch-size", "0"], "gen_batch_size=0 is not accepted"),
-        (
-            ["--target-groups", "2001", "--no-repeat"],
-            "target_groups=2001 is not accepted: at most 2000 without repeats",
-        ),
-        (
-            ["--policy", "dapo", "--set", "goldilocks.allocator_kwargs.n=-8"],
-            "goldilocks.allocator_kwargs.n=-8 is not accepted: 1 or more",
-        ),
-        (
-            ["--policy", "dapo", "--set", "goldilocks.allocator_kwargs.n=many"],
-            "goldilocks.allocator_kwargs.n='many' is not accepted: a whole number",
-        ),
-        (
-            ["--policy", "dapo", "--set", "goldilocks.allocator_kwargs.n=2.5"],
-            "goldilocks.allocator_kwargs.n=2.5 is not accepted: a whole number",
-        ),
-        (
-            ["--policy", "thompson", "--set", "goldilocks.selector_kwargs.target=true"],
-            "goldilocks.selector_kwargs.target=True is not accepted: a number",
-        ),
+        (["--target-groups", "2001", "--no-repeat"], "target_groups=2001 is not accepted: at most 2000 without"),
+        (["--set", "actor_rollout_ref.rollout.n=[1"], "rollout.n=[1' is not accepted: a list is written [a,b]"),
+        (["--policy", "dapo", "--set", "goldilocks.allocator_kwargs.n=-8"], "kwargs.n=-8 is not accepted: 1 or more"),
+        (["--policy", "dapo", "--set", "goldilocks.allocator_kwargs.n=many"], "n='many' is not accepted: a whole"),
+        (["--policy", "dapo", "--set", "goldilocks.allocator_kwargs.n=2.5"], "n=2.5 is not accepted: a whole number"),
+        (["--policy", "thompson", "--set", "goldilocks.selector_kwargs.target=true"], "target=True is not accepted: a"),
         (["--policy", "contrast", "--set", "adaptive_rollout.max_n=1"], "max_n=1 is not accepted"),
-        (
-            ["--policy", "knapsack", "--set", "goldilocks.allocator_kwargs.min_n=64"],
-            "kwargs.max_n=32 is not accepted: min_n=64",
-        ),
+        (["--policy", "knapsack", "--set", "goldilocks.allocator_kwargs.min_n=64"], "max_n=32 is not accepted: min"),
         (["--policy", "knapsack", "--set", "goldilocks.allocator_kwargs.max_m=4"], "(did you mean 'max_n'?)"),
         (["--set", "seed"], "--set='seed' is not accepted: KEY=VALUE with a key of the recipes"),
         (["--set", "engine.slots=4"], "--set='engine.slots=4' is not accepted"),
@@ -191,46 +146,11 @@ class Needy(Fixed):
         (["--set", "goldilocks.prior=oracle"], "goldilocks.prior='oracle' is not accepted: flat or strata; oracle"),
         (["--set", "batch_filter.enable=true"], "batch_filter.enable=True is not accepted: false"),
         (["--policy", "dapo", "--set", f"goldilocks.allocator={__name__}:Needy"], ":Needy' cannot be made: TypeError"),
-        (
-            ["--policy", "dapo", "--set", "goldilocks.allocator=nobody"],
-            "allocator='nobody' is not accepted: one of fixed",
-        ),
-        (
-            ["--policy", "dapo", "--set", "goldilocks.allocator=no.such:Class"],
-            "allocator='no.such:Class' cannot be imported",
-        ),
-        (["--pass-rates", "no/such.jsonl"], "no/such.jsonl: no such file"),
         (["--pass-rates", __file__], ".py: unknown extension '.py'"),
     ],
 )
-def test_a_mistake_gets_one_line(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
-    assert main(["simulate", *words]) == 2
-    assert_one_line(capsys, message)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "the file holds no rows"),
-        ('{"pass_rate": ', "rates.jsonl:1: not JSON"),
-        ('{"pass_rate": 1.01}', "row 1: pass_rate=1.01 is not accepted: between 0 and 1"),
-        ('{"question": "?", "answer": 4}', "there are: question, answer"),
-    ],
-)
-def test_a_file_that_is_no_use_gets_one_line(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, message: str
-) -> None:
-    path = tmp_path / "rates.jsonl"
-    path.write_text(text)
-    assert main(["simulate", "--pass-rates", str(path)]) == 2
-    assert_one_line(capsys, message)
-
-
-def assert_one_line(capsys: pytest.CaptureFixture[str], message: str) -> None:
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.count("\n") == 1
-    assert message in printed.err
+def test_a_mistake_gets_one_line(refused: Callable[[list[str]], str], words: list[str], message: str) -> None:
+    assert message in refused(["simulate", *words])
 
 
 class Interrupted(Fixed):
@@ -243,7 +163,7 @@ class Interrupted(Fixed):
 
 def test_an_interrupt_ends_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "--policy", "grpo", "--set", f"goldilocks.allocator={__name__}:Interrupted"]) == 130
-    assert_one_line(capsys, "interrupted")
+    assert capsys.readouterr() == ("", "goldilocks: interrupted\n")
 
 
 def test_a_key_without_effect_is_said_with_the_policy_that_does_not_read_it(capsys, caplog, tmp_path):

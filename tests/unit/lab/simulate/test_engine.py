@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from goldilocks.core import ListSource
 from goldilocks.lab.simulate import EngineConfig, PassRates, SimulatedEngine
+from goldilocks.lab.simulate.pass_rates import interpret
 from goldilocks.types import Failure, Group, Request, Rollout
 
 LIFTED = ((0.5, 1.0), (0.3, 1.0), (0.1, 0.5), (0.01, 0.0))  # pass rates, and what they gain in log-odds
@@ -29,6 +30,16 @@ def engine(data: PassRates, *, seed: int = 1, **config: Any) -> SimulatedEngine:
 
 def request(data: PassRates, uid: str, index: int = 0, n: int = 1, first: int = 0) -> Request:
     return Request(uid, ListSource(data.contents)[index], n, first)
+
+
+def train(machine: SimulatedEngine, data: PassRates, *rewards: float) -> None:
+    """Train a group of the first prompt."""
+    rollouts = tuple(Rollout("g0", index, reward, 9) for index, reward in enumerate(rewards))
+    machine.train([Group("g0", ListSource(data.contents)[0], rollouts, trained=rollouts)])
+
+
+def log_odds(p: float) -> float:
+    return math.log(p / (1 - p))
 
 
 def drained(machine: SimulatedEngine) -> list[Rollout | Failure]:
@@ -133,6 +144,21 @@ def test_rewards_and_lengths_have_the_means_of_the_prompt() -> None:
     assert abs(statistics.fmean(tokens) - 400) < 4 * statistics.stdev(tokens) / math.sqrt(20_000)
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"input": "a", "score": score, "tokens": tokens} for score, tokens in ((0, 10), (1, 90), (1, 512))],
+        [{"prompt": "a", "rewards": [0, 1, 1], "tokens": 204, "lengths": [10, 90, 512]}],
+    ],
+)
+def test_answers_are_as_long_as_those_that_the_data_have(rows: list[dict[str, Any]]) -> None:
+    data = interpret(rows)
+    machine = engine(data)
+    machine.submit([request(data, "g0", n=200)])
+    assert data.tokens.tolist() == [204.0]
+    assert {event.tokens for event in drained(machine)} == {10, 90, 512}
+
+
 def test_the_share_of_failures_is_the_failure_rate_and_a_failure_costs_part_of_its_tokens() -> None:
     data = prompts(1.0, tokens=100.0)
     machine = engine(data, slots=4_000, failure_rate=0.25, spread=0.0)
@@ -155,14 +181,8 @@ def test_answers_beyond_max_tokens_are_truncated() -> None:
 def test_training_an_informative_group_raises_its_prompt_most_and_others_a_little() -> None:
     data = prompts(0.2, 0.2, 0.0, 1.0)
     machine = engine(data, improvement=1.0)
-    prompt = ListSource(data.contents)[0]
-    pair = (Rollout("g0", 0, 0.0, 9), Rollout("g0", 1, 1.0, 9))
-    machine.train([Group("g0", prompt, pair, trained=pair)])
+    train(machine, data, 0.0, 1.0)
     own, other, impossible, trivial = (machine.learner.pass_rate(index) for index in range(4))
-
-    def log_odds(p: float) -> float:
-        return math.log(p / (1 - p))
-
     assert log_odds(own) == pytest.approx(log_odds(0.2) + 1.25)
     assert log_odds(other) == pytest.approx(log_odds(0.2) + 0.25)
     assert (impossible, trivial) == (0.0, 1.0)
@@ -171,17 +191,15 @@ def test_training_an_informative_group_raises_its_prompt_most_and_others_a_littl
 def test_a_lift_raises_all_prompts_of_a_stratum_and_the_next_harder_one_by_half() -> None:
     data = replace(prompts(0.5, 0.3, 0.1, 0.01), columns={"level": [1, 1, 2, 3]})
     machine = engine(data, lift=1.0, lift_by="level")
-    pair = (Rollout("g0", 0, 0.0, 9), Rollout("g0", 1, 1.0, 9))
-    machine.train([Group("g0", ListSource(data.contents)[0], pair, trained=pair)])
-    raised = [math.log(p / (1 - p)) for p in map(machine.learner.pass_rate, range(4))]
-    assert raised == pytest.approx([math.log(p / (1 - p)) + gain for p, gain in LIFTED])
+    train(machine, data, 0.0, 1.0)
+    raised = [log_odds(machine.learner.pass_rate(index)) for index in range(4)]
+    assert raised == pytest.approx([log_odds(p) + gain for p, gain in LIFTED])
 
 
 def test_training_groups_without_contrast_teaches_nothing() -> None:
     data = prompts(0.2, 0.7)
     machine = engine(data, improvement=1.0)
-    same = (Rollout("g0", 0, 1.0, 9), Rollout("g0", 1, 1.0, 9))
-    machine.train([Group("g0", ListSource(data.contents)[0], same, trained=same)])
+    train(machine, data, 1.0, 1.0)
     assert [machine.learner.pass_rate(index) for index in range(2)] == [0.2, 0.7]
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from goldilocks.cli import main
 from goldilocks.dotted_keys import merged
 from goldilocks.lab.simulate import PassRates, Setup, SimulatedEngine, batches, read_pass_rates, simulate
 from goldilocks.lab.simulate.run import recipe_config, settings_of
@@ -77,23 +76,6 @@ def test_strata_that_say_nothing_cost_nothing():
     )  # fmt: skip
     for policy in ("dapo_strata", "frontier"):
         assert groups(policy, BY_LEVEL, prompts, 4_096) > 0.97 * groups("dapo", {}, prompts, 4_096)
-
-
-def test_the_command_reads_prompts_and_columns_of_the_file(tmp_path, capsys):
-    file = written(tmp_path / "rates.jsonl", rows())
-    keys = ["--set", "goldilocks.prior=strata", "--set", 'goldilocks.strata.columns=["level"]']
-    command = ["simulate", "--pass-rates", str(file), "--policy", "dapo", "--policy", "thompson", "--rollouts", "2048"]
-    assert main([*command, *keys, "--target-groups", "32", "--json"]) == 0
-    dapo, strata = json.loads(capsys.readouterr().out)["policies"]
-    name = "informative_groups_per_1k_rollouts"
-    assert strata[name] > 2 * dapo[name]
-
-
-def test_a_column_that_the_file_does_not_have_is_named(tmp_path, capsys):
-    file = written(tmp_path / "rates.jsonl", rows()[:50])
-    keys = ["--set", 'goldilocks.strata.columns=["topic"]']
-    assert main(["simulate", "--pass-rates", str(file), "--policy", "strata", *keys]) == 2
-    assert "='topic' is not accepted: a column of the data: " in capsys.readouterr().err
 
 
 def test_what_uniform_sampling_needs_is_right_where_hopeless_groups_are_given_up() -> None:

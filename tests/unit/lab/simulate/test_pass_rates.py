@@ -90,6 +90,7 @@ def test_a_counted_length_goes_before_a_guessed_one() -> None:
         ([{"prompt": "a"}], "no columns that say a pass rate; .* there are: prompt"),
         ([{"prompt": None, "score": 1.0}], "row 1: no value in column 'prompt'"),
         ([{"pass_rate": 0.5, "tokens": -3}], r"row 1: tokens=-3\.0 is not accepted"),
+        ([{"pass_rate": 0.5, "lengths": [8, -3]}], r"row 1: lengths=-3\.0 is not accepted: numbers of tokens"),
     ],
 )
 def test_rows_that_say_no_pass_rate_are_refused(rows: list[dict[str, object]], message: str) -> None:
@@ -106,15 +107,15 @@ def test_an_error_names_the_file(tmp_path: Path) -> None:
 
 def test_the_mixture_is_what_its_bands_say() -> None:
     data = mixture()
-    assert len(data) == sum(band.prompts for band in DIFFICULTIES) == 2_000
+    assert len(data) == sum(prompts for _, prompts, *_ in DIFFICULTIES) == 2_000
     assert len(set(ListSource(data.contents).keys().tolist())) == 2_000
     assert (data.tokens[0], data.tokens[-1]) == (LONGEST, SHORTEST)
     assert (data.tokens[data.pass_rate.argsort()][:-1] >= data.tokens[data.pass_rate.argsort()][1:]).all()
     start = 0
-    for band in DIFFICULTIES:
-        rates = data.pass_rate[start : start + band.prompts]
-        assert (rates.min(), rates.max()) == (band.lowest, band.highest)
-        start += band.prompts
+    for _, prompts, lowest, highest in DIFFICULTIES:
+        rates = data.pass_rate[start : start + prompts]
+        assert (rates.min(), rates.max()) == (lowest, highest)
+        start += prompts
 
 
 def dumped(path: Path, rates: list[float], *, filtered: bool) -> None:

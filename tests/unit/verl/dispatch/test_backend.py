@@ -16,7 +16,7 @@ from goldilocks.core.allocators import Fixed
 from goldilocks.core.filters import Everything
 from goldilocks.core.selectors import Uniform
 from goldilocks.drive.driver import MAX_FAILURES, Driver
-from goldilocks.types import Failure, Rollout
+from goldilocks.types import Failure, Paused, Rollout
 from goldilocks.verl.dispatch.backend import AgentLoops, NeverPausing
 from goldilocks.verl.dispatch.session import ANSWERS, FIRST, ROLLOUTS, VISIT_SEED
 from goldilocks.verl.driven import DatasetSource
@@ -27,13 +27,7 @@ CONFIG = OmegaConf.create(
         "data": {"seed": 1},
         "actor_rollout_ref": {"rollout": {"seed": 0}},
         "trainer": {
-            "v1": {
-                "sampler": {
-                    "max_off_policy_threshold": 8,
-                    "max_off_policy_strategy": "drop",
-                    "sampler_kwargs": {},
-                }
-            }
+            "v1": {"sampler": {"max_off_policy_threshold": 8, "max_off_policy_strategy": "drop", "sampler_kwargs": {}}}
         },
     }
 )
@@ -119,13 +113,28 @@ def test_a_checkpoint_of_servers_that_never_stop_is_of_one_moment_and_has_every_
     submitted(subject, backend)
     backend.manager.go_on()
     subject.observe(backend.events(0))  # of another moment, and of no use to the checkpoint
-    subject.observe(backend.up_to_saved_moment())
+    subject.save(tmp_path)
     assert subject.collector.accounts.generated_rollouts == 2
     assert subject.collector.in_flight == 14
-    backend.manager.go_on()
-    subject.save(tmp_path)
     reborn, again = driver(NeverPausing, **bounds)
     reborn.load(tmp_path)
+    started = [prompt for prompt in submitted(reborn, again) if prompt["uid"] != "g8"]  # which takes the place of g0
+    assert sum(prompt[ROLLOUTS] for prompt in started) == sum(len(prompt[ANSWERS]) for prompt in started) == 14
+
+
+def test_a_paused_rollout_that_was_graded_before_the_save_is_in_the_checkpoint(tmp_path: Path) -> None:
+    """Its answer was complete when generation paused, and its reward came while the trainer had the batch."""
+    bounds = {"prompts": 9, "target_groups": 8, "surplus": Surplus(4, "partial")}
+    subject, backend = driver(AgentLoops, **bounds)
+    submitted(subject, backend)
+    subject.observe([Paused(f"g{number // 2}", number % 2, 1) for number in range(16)])
+    backend.manager.go_on()
+    backend.manager.go_on()
+    subject.save(tmp_path)
+    reborn, again = driver(AgentLoops, **bounds)
+    reborn.load(tmp_path)
+    assert len(reborn.collector.kept) == 1
+    assert reborn.collector.accounts.by_class(reborn.collector.accounts.rollouts)["cancelled"] == 0
     started = [prompt for prompt in submitted(reborn, again) if prompt["uid"] != "g8"]  # which takes the place of g0
     assert sum(prompt[ROLLOUTS] for prompt in started) == sum(len(prompt[ANSWERS]) for prompt in started) == 14
 

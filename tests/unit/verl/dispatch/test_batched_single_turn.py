@@ -21,7 +21,8 @@ from goldilocks.tasks.tiny_model import character_tokenizer
 from goldilocks.types import Failure, Rollout
 from goldilocks.verl.dispatch.failures import published_error
 from goldilocks.verl.dispatch.single_turn import AGENT
-from goldilocks.verl.dispatch.worker import Drained
+
+pytestmark = pytest.mark.usefixtures("queue")
 
 TIMES = ("generate_sequences", "compute_score")  # of the metrics of a row
 
@@ -54,13 +55,15 @@ def without_times(queue: Queue) -> dict[str, dict[str, Any]]:
     return rows
 
 
-@pytest.mark.parametrize("servers", [1, 2])
-def test_rows_and_events_are_those_of_verls_loop(servers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kind", "servers"), [(Server, 1), (Server, 2), (VllmServer, 1)])
+def test_rows_and_events_are_those_of_verls_loop(
+    kind: type[Server], servers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prompts = [prompt(index, n=4, first=index % 3) for index in range(6)]
     by_verl = Queue(monkeypatch)
-    expected = run(prompts, *(Server(drawn) for _ in range(servers)), whole=False)
+    expected = run(prompts, *(kind(drawn) for _ in range(servers)), whole=False)
     ours = Queue(monkeypatch)
-    found = run(prompts, *(Server(drawn) for _ in range(servers)), whole=True)
+    found = run(prompts, *(kind(drawn) for _ in range(servers)), whole=True)
     assert found == expected
     assert {type(event) for event in found} == {Rollout, Failure}  # an empty answer is no rollout
     assert without_times(ours) == without_times(by_verl)
@@ -69,23 +72,12 @@ def test_rows_and_events_are_those_of_verls_loop(servers: int, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_an_answer_is_truncated_unless_its_last_allowed_token_ends_it(
-    whole: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Queue(monkeypatch)
+def test_an_answer_is_truncated_unless_its_last_allowed_token_ends_it(whole: bool) -> None:
     end = character_tokenizer().eos_token_id
     for tokens, truncated in (([5] * LIMIT, True), ([5] * (LIMIT - 1) + [end], False), ([5, 5], False)):
         (rollout,) = run([prompt(1, n=1)], Server(lambda name, *_, now=tokens: written(name, now)), whole=whole)
         assert isinstance(rollout, Rollout)
         assert (rollout.tokens, rollout.truncated) == (len(tokens), truncated)
-
-
-def test_a_prompt_without_messages_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    Queue(monkeypatch)
-    bad = prompt(0, n=2)
-    del bad["raw_prompt"]
-    found = run([bad, prompt(1, n=2)], Server(lambda request, *_: written(request, [5, 1])), whole=True)
-    assert [(type(event), event.uid) for event in found] == [(Failure, "g0")] * 2 + [(Rollout, "g1")] * 2
 
 
 def test_rows_have_their_own_log_probs_where_some_answers_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,24 +94,11 @@ def test_rows_have_their_own_log_probs_where_some_answers_have_none(monkeypatch:
     assert without_times(ours) == without_times(by_verl)
 
 
-def test_rows_and_events_of_verls_vllm_server_are_those_of_verls_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    prompts = [prompt(index, n=4) for index in range(6)]
-    by_verl = Queue(monkeypatch)
-    expected = run(prompts, VllmServer(drawn), whole=False)
-    ours = Queue(monkeypatch)
-    server = VllmServer(drawn)
-    assert run(prompts, server, whole=True) == expected
-    assert server.messages == [24]
-    assert without_times(ours) == without_times(by_verl)
-    assert ours.tags == by_verl.tags
-    assert {row["metrics"]["num_preempted"] for row in ours.rows.values()} == {-1}
-
-
+@pytest.mark.parametrize("kind", [Server, VllmServer])
 def test_turns_are_one_message_to_each_server_and_those_that_end_together_one_put(
-    monkeypatch: pytest.MonkeyPatch,
+    kind: type[Server], queue: Queue
 ) -> None:
-    queue = Queue(monkeypatch)
-    servers = [Server(drawn), Server(drawn)]
+    servers = [kind(drawn), kind(drawn)]
     run([prompt(index, n=8) for index in range(4)], *servers, whole=True)
     assert [server.messages for server in servers] == [[16], [16]]
     assert len(queue.puts) <= 2
@@ -137,31 +116,23 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, pati
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_several_rewards_are_the_rollouts_metrics_and_the_worker_reports_their_calls(
-    whole: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+async def test_several_rewards_are_the_rollouts_metrics_and_the_worker_reports_their_calls(
+    whole: bool, tmp_path: Path
 ) -> None:
-    Queue(monkeypatch)
     spent.read()  # another test's
     (tmp_path / "judge.py").write_text(BUSY)
     functions = {"answer": {}, "judge": {"path": str(tmp_path / "judge.py"), "weight": 0.1}}
     rewards = {"functions": functions, "retries": 9, "backoff": 0.0, "concurrency": 2}
-
-    async def main() -> tuple[list[Rollout | Failure], Drained]:
-        worker = Worker(Server(drawn), whole=whole, rewards=rewards)
-        await worker.start([prompt(1, n=8)])
-        return await worker.finish(), await worker.drained(0.0)
-
-    events, report = asyncio.run(main())
+    worker = Worker(Server(drawn), whole=whole, rewards=rewards)
+    await worker.start([prompt(1, n=8)])
+    events, report = await worker.finish(), await worker.drained(0.0)
     rollouts = [event for event in events if isinstance(event, Rollout)]
     assert {one.metrics["judge"] for one in rollouts} == {0.5}
     assert all(one.reward == pytest.approx(one.metrics["answer"] + 0.05) for one in rollouts)
     assert report.rewards["calls"] == 2 * len(rollouts) + report.rewards["retries"] > 2 * len(rollouts)
 
 
-def test_a_reward_that_must_not_fail_is_reported_as_what_ends_the_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    queue = Queue(monkeypatch)
+def test_a_reward_that_must_not_fail_is_reported_as_what_ends_the_run(queue: Queue, tmp_path: Path) -> None:
     (tmp_path / "judge.py").write_text(BUSY)
     functions = {"judge": {"path": str(tmp_path / "judge.py"), "reward_kwargs": {"patience": 9}}}
     rewards = {"functions": functions, "on_failure": "error"}
@@ -171,32 +142,14 @@ def test_a_reward_that_must_not_fail_is_reported_as_what_ends_the_run(
     assert queue.rows == {}
 
 
-def test_a_reward_that_failed_in_a_process_of_rays_ends_the_run_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    Queue(monkeypatch)
+async def test_a_reward_that_failed_in_a_process_of_rays_ends_the_run_too() -> None:
     raised = RayTaskError("compute_score", "Traceback", RewardFailed("the judge is busy")).as_instanceof_cause()
-
-    async def main() -> list[Rollout | Failure]:
-        worker = Worker(Server(drawn), whole=False)
-        await worker.report_error(worker.llm_client.begin("p", 0), raised)
-        return await worker.events()
-
-    assert [event.reason for event in asyncio.run(main())] == [ENDS_THE_RUN]
-
-
-def test_the_load_balancer_is_told_of_every_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    Queue(monkeypatch)
-
-    async def main() -> list[int]:
-        worker = Worker(Server(drawn), Server(drawn), whole=True)
-        await worker.start([prompt(0, n=6)])
-        await worker.finish()
-        return [worker.balancer.subject.get_inflight_count(name) for name in ("s0", "s1")]
-
-    assert asyncio.run(main()) == [0, 0]
+    worker = Worker(Server(drawn), whole=False)
+    await worker.report_error(worker.llm_client.begin("p", 0), raised)
+    assert [event.reason for event in await worker.events()] == [ENDS_THE_RUN]
 
 
 def test_other_agent_loops_are_run_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    Queue(monkeypatch)
     server = Server(drawn)
     registry = agent_loop._agent_loop_registry
     monkeypatch.setitem(registry, "own", registry[AGENT])
@@ -205,45 +158,39 @@ def test_other_agent_loops_are_run_one_by_one(monkeypatch: pytest.MonkeyPatch) -
     assert len(told) == 5
 
 
-def test_cancelled_sessions_are_aborted_and_charged_and_the_drain_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = Queue(monkeypatch)
-
-    async def main() -> list[Any]:
-        server = Server()
-        worker = Worker(server, whole=True)
-        await worker.start([prompt(0, n=2), prompt(1, n=1)])
-        await server.holds(3)
-        drained = asyncio.create_task(worker.drained(within=60))
-        await worker.cancel(["g0"])
-        await asyncio.sleep(0.01)
-        assert not drained.done()  # one is still at the server
-        server.answer(next(iter(server.held)), [7, 8, 1])
-        assert (await drained)[:4] == (0, 2, 2, 2 * len(ABORTED))
-        return await worker.finish()
-
-    *cancelled, kept = asyncio.run(main())
+@pytest.mark.parametrize("whole", [True, False])
+async def test_cancelled_sessions_are_aborted_and_charged_to_their_step_and_the_drain_waits(
+    whole: bool, queue: Queue
+) -> None:
+    server = Server()
+    worker = Worker(server, whole=whole)
+    await worker.start([prompt(0, n=2), prompt(1, n=1)])
+    await server.holds(3)
+    drained = asyncio.create_task(worker.drained(within=60))
+    await worker.cancel(["g0"])
+    await asyncio.sleep(0.01)
+    assert not drained.done()  # one is still at the server
+    server.answer(next(iter(server.held)), [7, 8, 1])
+    assert (await drained)[:4] == (0, 2, 2, 2 * len(ABORTED))
+    charged = (await worker.so_far(False)).events
+    *cancelled, kept = sorted([*charged, *await worker.finish()], key=lambda event: (event.uid, event.index))
+    assert all(event in charged for event in cancelled)
     assert cancelled == [Failure("g0", index, "cancelled", len(ABORTED)) for index in range(2)]
     assert (kept.uid, kept.tokens) == ("g1", 3)
     assert list(queue.rows) == ["g1_0_0"]
 
 
-def test_a_group_that_is_cancelled_before_it_is_sent_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    Queue(monkeypatch)
+async def test_a_group_that_is_cancelled_before_it_is_sent_costs_nothing() -> None:
     server = Server(drawn)
-
-    async def main() -> list[Any]:
-        worker = Worker(server, whole=True)
-        worker.llm_client.begin("g0", 9)  # a sibling that runs: else nobody knows the group
-        await worker.start([prompt(0, n=2)])
-        await worker.cancel(["g0"])
-        return await worker.finish()
-
-    assert asyncio.run(main()) == [Failure("g0", 0, "cancelled", 0), Failure("g0", 1, "cancelled", 0)]
+    worker = Worker(server, whole=True)
+    worker.llm_client.begin("g0", 9)  # a sibling that runs: else nobody knows the group
+    await worker.start([prompt(0, n=2)])
+    await worker.cancel(["g0"])
+    assert await worker.finish() == [Failure("g0", 0, "cancelled", 0), Failure("g0", 1, "cancelled", 0)]
     assert server.messages == []
 
 
-def test_a_refused_request_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    Queue(monkeypatch)
+def test_a_refused_request_fails_alone() -> None:
 
     def refused(request_id: str, prompt_ids: list[int], seed: int) -> Generation:
         if len(prompt_ids) > 6:
@@ -255,13 +202,11 @@ def test_a_refused_request_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert long == Failure("g44", 0, "ValueError", 0)
 
 
-def test_without_a_server_every_rollout_fails_with_the_balancers_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    Queue(monkeypatch)
+def test_without_a_server_every_rollout_fails_with_the_balancers_words() -> None:
     assert run([prompt(0, n=2)], whole=True) == [Failure("g0", index, "RuntimeError", 0) for index in range(2)]
 
 
-def test_a_prompt_that_cannot_be_rendered_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    Queue(monkeypatch)
+def test_a_prompt_that_cannot_be_rendered_fails_alone() -> None:
     broken = prompt(1, n=2, raw_prompt=None)
     server = Server(lambda one, ids, seed: written(one, [7]))
     good, *bad = run([prompt(0, n=1), broken], server, whole=True)
@@ -269,8 +214,7 @@ def test_a_prompt_that_cannot_be_rendered_fails_alone(monkeypatch: pytest.Monkey
     assert [(event.uid, event.index, event.tokens) for event in bad] == [("g1", 0, 0), ("g1", 1, 0)]
 
 
-def test_a_server_that_is_gone_fails_what_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    Queue(monkeypatch)
+def test_a_server_that_is_gone_fails_what_it_had() -> None:
 
     class Gone(Server):
         async def generate_all(self, batch: str, requests: list[Any]) -> Any:
@@ -286,10 +230,10 @@ def test_a_server_that_is_gone_fails_what_it_had(monkeypatch: pytest.MonkeyPatch
     assert told[1:] == [Failure("g0", 1, "ConnectionError", 0), Failure("g0", 2, "ConnectionError", 0)]
 
 
-def test_a_rollout_whose_reward_function_raises_is_charged_and_its_siblings_are_kept(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_rollout_whose_reward_function_raises_is_charged_all_its_tokens_and_its_siblings_are_kept(
+    whole: bool, queue: Queue, tmp_path: Any
 ) -> None:
-    queue = Queue(monkeypatch)
     reward = tmp_path / "reward.py"
     reward.write_text(
         "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
@@ -297,17 +241,15 @@ def test_a_rollout_whose_reward_function_raises_is_charged_and_its_siblings_are_
         "        raise LookupError('the answer sheet is missing')\n"
         "    return {'score': 1.0, 'acc': True}\n"
     )
-
-    server = Server(lambda one, ids, seed: written(one, [7, 1]))
-    good, bad = run([prompt(0, n=1), prompt(1, n=1)], server, whole=True, reward=str(reward))
+    server = Server(lambda one, ids, seed: written(one, [7] * 500))
+    good, bad = run([prompt(0, n=1), prompt(1, n=1)], server, whole=whole, reward=str(reward))
     assert (good.reward, good.metrics) == (1.0, {"score": 1.0, "acc": 1.0})
-    assert bad == Failure("g1", 0, "LookupError", 2)
+    assert bad == Failure("g1", 0, "LookupError", 500)
     assert "the answer sheet is missing" in str(published_error())
     assert list(queue.rows) == ["g0_0_0"]
 
 
 def test_a_queue_that_fails_fails_the_rollouts_it_did_not_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    Queue(monkeypatch)
 
     async def full(**_: Any) -> None:
         raise OSError("storage capacity exceeded")

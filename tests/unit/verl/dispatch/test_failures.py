@@ -39,16 +39,12 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> Processes:
     return Processes(monkeypatch)
 
 
-def test_the_first_error_of_a_process_is_not_overwritten(processes: Processes) -> None:
-    processes.fail(1.0, LookupError("the first"))
-    processes.fail(2.0, KeyError("a later one"))
-    assert failures.published_error() == "LookupError: the first"
-
-
-def test_the_earliest_of_several_processes_is_named(processes: Processes) -> None:
+@pytest.mark.parametrize("later", [None, "a", "c"], ids=["the same", "before", "behind"])
+def test_the_earliest_error_is_named_whichever_process_has_it(processes: Processes, later: str | None) -> None:
     processes.process("b")
     processes.fail(1.0, LookupError("the first"))
-    processes.process("a")
+    if later is not None:
+        processes.process(later)
     processes.fail(2.0, KeyError("a later one"))
     assert failures.published_error() == "LookupError: the first"
 
@@ -63,10 +59,6 @@ def test_an_error_that_was_got_over_is_not_named(processes: Processes) -> None:
     processes.fail(6.0, KeyError("a later one"))
     assert failures.published_error(since=4.0) == "LookupError: the first"
     assert failures.published_error(since=9.0) == "TimeoutError: long ago"
-
-
-def test_without_an_error_there_is_none(processes: Processes) -> None:
-    assert failures.published_error() is None
 
 
 def batch(*keys: str) -> KVBatchMeta:

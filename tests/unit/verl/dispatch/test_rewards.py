@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput, AgentLoopWorker
@@ -40,36 +38,25 @@ async def scored(compute, one, text):
 
 
 @pytest.mark.parametrize("text", ["12", "13", " 12 ", ""])
-def test_the_reward_is_that_of_verls_worker(text):
-    async def both():
-        one = Worker(whole=False)
-        expected = await scored(VERLS_OWN, one, text)
-        assert one.grader.calls["compute_score"] == 1
-        found = await scored(Worker._compute_score, one, text)
-        assert one.grader.calls["compute_score"] == 1
-        return found, expected
-
-    found, expected = asyncio.run(both())
+async def test_the_reward_is_that_of_verls_worker(text):
+    one = Worker(whole=False)
+    expected = await scored(VERLS_OWN, one, text)
+    assert one.grader.calls["compute_score"] == 1
+    found = await scored(Worker._compute_score, one, text)
+    assert one.grader.calls["compute_score"] == 1
     assert found == expected
     assert found[0] == float(text.strip() == "12")
 
 
-def test_the_row_is_not_written_to():
+async def test_the_row_is_not_written_to():
     row = dict(ROW, extra_info=dict(ROW["extra_info"]))
-
-    async def grade():
-        one = Worker(whole=False)
-        await one._compute_score([rollout("12", one.tokenizer)], row)
-
-    asyncio.run(grade())
+    one = Worker(whole=False)
+    await one._compute_score([rollout("12", one.tokenizer)], row)
     assert row == ROW
 
 
 @pytest.mark.parametrize("changes", [{"reward_model": {"enable": True}}, {"sandbox_fusion": {"url": "http://x"}}])
-def test_other_rewards_stay_with_their_workers(changes):
-    async def manager():
-        one = Worker(whole=False)
-        one.config = OmegaConf.merge(one.config, {"reward": changes})
-        return manager_of(one)
-
-    assert asyncio.run(manager()) is None
+async def test_other_rewards_stay_with_their_workers(changes):
+    one = Worker(whole=False)
+    one.config = OmegaConf.merge(one.config, {"reward": changes})
+    assert manager_of(one) is None

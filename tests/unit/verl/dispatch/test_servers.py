@@ -34,29 +34,23 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(messages, "PAUSE_S", 0.0)
 
 
-def test_sglang_ends_a_request_on_its_own_loop() -> None:
-    async def main() -> None:
-        manager = TokenizerManager(asyncio.get_running_loop())
-        manager.rid_to_state = {"a": None, "b": None}
-        await asyncio.to_thread(abort_in_sglang, SimpleNamespace(tokenizer_manager=manager), ["a"])
-        await asyncio.sleep(0.01)
-        assert manager.ended == [("a", threading.current_thread())]
-
-    asyncio.run(main())
+async def test_sglang_ends_a_request_on_its_own_loop() -> None:
+    manager = TokenizerManager(asyncio.get_running_loop())
+    manager.rid_to_state = {"a": None, "b": None}
+    await asyncio.to_thread(abort_in_sglang, SimpleNamespace(tokenizer_manager=manager), ["a"])
+    await asyncio.sleep(0.01)
+    assert manager.ended == [("a", threading.current_thread())]
 
 
-def test_an_abort_waits_for_a_request_that_sglang_does_not_know_yet() -> None:
-    async def main() -> None:
-        manager = TokenizerManager(asyncio.get_running_loop())
-        abort_in_sglang(SimpleNamespace(tokenizer_manager=manager), ["late"])
+async def test_an_abort_waits_for_a_request_that_sglang_does_not_know_yet() -> None:
+    manager = TokenizerManager(asyncio.get_running_loop())
+    abort_in_sglang(SimpleNamespace(tokenizer_manager=manager), ["late"])
+    await asyncio.sleep(0)
+    assert manager.ended == []
+    manager.rid_to_state["late"] = None
+    for _ in range(messages.TRIES):
         await asyncio.sleep(0)
-        assert manager.ended == []
-        manager.rid_to_state["late"] = None
-        for _ in range(messages.TRIES):
-            await asyncio.sleep(0)
-        assert [rid for rid, _ in manager.ended] == ["late"]
-
-    asyncio.run(main())
+    assert [rid for rid, _ in manager.ended] == ["late"]
 
 
 def test_an_sglang_that_never_had_a_request_has_nothing_to_end() -> None:

@@ -15,7 +15,7 @@ from verl.workers.rollout.replica import TokenOutput
 from goldilocks.types import Prompt, Request
 from goldilocks.verl.dispatch.client import Session
 from goldilocks.verl.dispatch.session import ResumableAnswer, continued, name_of
-from goldilocks.verl.store import Unfinished, load_rows, save_rows
+from goldilocks.verl.store import UNFINISHED, QueueRows, load_rows, save_rows
 
 
 def part(tokens: list[int], version: int, stop_reason: str = "aborted") -> TokenOutput:
@@ -76,12 +76,11 @@ def test_experts_of_later_parts_are_those_of_their_own_tokens() -> None:
 
 def test_what_was_saved_comes_back_and_is_given_once(tmp_path: Path) -> None:
     answer = written([[1, 2], [], [3]])
-    Unfinished(lambda: [["g7", 2, answer.state_dict()]]).save(tmp_path / "unfinished")
-    loaded = Unfinished(list)
-    assert set(loaded.load(tmp_path / "unfinished")) == {("g7", 2)}
-    again = tmp_path / "again"
-    loaded.save(again)  # a run that is cut before it goes on still has it
-    assert load_rows(again)[0][:2] == ["g7", 2]
+    QueueRows(lambda: [["g7", 2, answer.state_dict()]]).save([], tmp_path / "first")
+    loaded = QueueRows(list)
+    assert set(loaded.load(tmp_path / "first")) == {("g7", 2)}
+    loaded.save([], tmp_path / "again")  # a run that is cut before it goes on still has it
+    assert load_rows(tmp_path / "again" / UNFINISHED)[0][:2] == ["g7", 2]
     given_back = loaded.give(Request("g7", Prompt(0, 0), n=3, first=1))
     assert ResumableAnswer.from_state_dict(given_back[2]) == answer
     assert not loaded.give(Request("g7", Prompt(0, 0), n=3, first=1))

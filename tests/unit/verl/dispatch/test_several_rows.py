@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from types import SimpleNamespace
 from typing import Any
@@ -43,16 +42,13 @@ class Cut(SingleTurnAgentLoop):
         )
 
 
-def test_rows_of_a_rollout_are_stored_together_and_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = Queue(monkeypatch)
-
-    async def main() -> list[Any]:
-        worker = Worker(Server(lambda name, ids, seed: written(name, ANSWER)), whole=False)
-        monkeypatch.setitem(agent_loop._agent_loop_registry, "cut", {"_target_": f"{__name__}.{Cut.__name__}"})
-        await worker.start([prompt(1, 2, agent_name="cut")])
-        return await worker.finish()
-
-    rollouts = asyncio.run(main())
+async def test_rows_of_a_rollout_are_stored_together_and_told_of_once(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker(Server(lambda name, ids, seed: written(name, ANSWER)), whole=False)
+    monkeypatch.setitem(agent_loop._agent_loop_registry, "cut", {"_target_": f"{__name__}.{Cut.__name__}"})
+    await worker.start([prompt(1, 2, agent_name="cut")])
+    rollouts = await worker.finish()
     assert [(one.index, one.tokens, len(one.payload)) for one in rollouts] == [(0, 5, 2), (1, 5, 3)]
     assert [key for one in rollouts for key, _ in one.payload] == ["g1_0_0", "g1_0_1", "g1_1_0", "g1_1_1", "g1_1_2"]
     assert sorted(queue.rows) == sorted(key for one in rollouts for key, _ in one.payload)

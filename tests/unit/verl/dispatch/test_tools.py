@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
+from transformers import AutoTokenizer
 from verl.tools.function_tool import FunctionTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 from verl.workers.config import RolloutConfig
@@ -19,11 +20,13 @@ from goldilocks.config.recipes import CONFIG
 from goldilocks.engine.engine import Generation
 from goldilocks.tasks.arithmetic import CALL, CLOSE, TOOL, Calculator
 from goldilocks.tasks.calculator_tool import CalculatorTool
-from goldilocks.tasks.tiny_model import calling_tokenizer
+from goldilocks.tasks.tiny_model import tiny_model
 from goldilocks.types import Failure, Rollout
 from goldilocks.verl.dispatch.session import ANSWERS, FIRST
 
-TOKENIZER = calling_tokenizer()
+pytestmark = pytest.mark.usefixtures("queue")
+
+TOKENIZER = AutoTokenizer.from_pretrained(tiny_model("calculator"))
 END = TOKENIZER.eos_token_id
 CALLED = [*TOKENIZER.encode(f"{CALL}2+2{CLOSE}"), END]
 SAID = TOKENIZER.encode("\n<|tool|>4\n<|assistant|>")
@@ -86,18 +89,13 @@ async def until(event: asyncio.Event) -> None:
     await asyncio.wait_for(event.wait(), 60)
 
 
-def test_what_a_tool_wrote_is_masked_and_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = Queue(monkeypatch)
-
-    async def main() -> tuple[Rollout | Failure, list[str]]:
-        tool = Calls()
-        worker = ToolWorker(Server(calls_then_answers), tool)
-        await worker.start([asked()])
-        return (await worker.finish())[0], tool.seen
-
-    rollout, seen = asyncio.run(main())
+async def test_what_a_tool_wrote_is_masked_and_counted_apart(queue: Queue) -> None:
+    tool = Calls()
+    worker = ToolWorker(Server(calls_then_answers), tool)
+    await worker.start([asked()])
+    (rollout,) = await worker.finish()
     assert isinstance(rollout, Rollout)
-    assert seen == ["create", "2+2", "release"]
+    assert tool.seen == ["create", "2+2", "release"]
     assert (rollout.reward, rollout.tokens, rollout.tool_tokens) == (1.0, len(CALLED + ANSWERED), len(SAID))
     assert not rollout.truncated
     (row,) = queue.rows.values()
@@ -108,99 +106,74 @@ def test_what_a_tool_wrote_is_masked_and_counted_apart(monkeypatch: pytest.Monke
     assert row["extra_fields"]["top_log_probs"] == [-0.5 if kept else 0.0 for kept in mask]  # which gate 2 reads
 
 
-def test_a_cancelled_group_ends_its_calls_and_the_tool_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = Queue(monkeypatch)
-
-    async def main() -> tuple[list[Rollout | Failure], list[str]]:
-        tool = Calls()
-        tool.let.clear()  # it never answers
-        worker = ToolWorker(Server(calls_then_answers), tool)
-        await worker.start([asked(3)])
-        while tool.seen.count("2+2") < 3:
-            await until(tool.called)
-            await asyncio.sleep(0)
-        await worker.cancel(["g2"])
-        return await worker.finish(), tool.seen
-
-    events, seen = asyncio.run(main())
-    assert events == [Failure("g2", index, "cancelled", len(CALLED)) for index in range(3)]
-    assert seen.count("release") == 3
+async def test_a_cancelled_group_ends_its_calls_and_the_tool_is_told(queue: Queue) -> None:
+    tool = Calls()
+    tool.let.clear()  # it never answers
+    worker = ToolWorker(Server(calls_then_answers), tool)
+    await worker.start([asked(3)])
+    while tool.seen.count("2+2") < 3:
+        await until(tool.called)
+        await asyncio.sleep(0)
+    await worker.cancel(["g2"])
+    assert await worker.finish() == [Failure("g2", index, "cancelled", len(CALLED)) for index in range(3)]
+    assert tool.seen.count("release") == 3
     assert queue.rows == {}
 
 
-def test_a_call_that_was_complete_when_its_group_was_cancelled_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    Queue(monkeypatch)
-
-    async def main() -> tuple[list[Rollout | Failure], list[str]]:
-        tool, server = Calls(), Server(aborts=False)
-        worker = ToolWorker(server, tool)
-        await worker.start([asked()])
-        (name,) = await server.holds(1)
-        await worker.cancel(["g2"])
-        server.answer(name, CALLED)
-        return await worker.finish(), tool.seen
-
-    events, seen = asyncio.run(main())
-    assert (events, seen) == ([Failure("g2", 0, "cancelled", len(CALLED))], [])
+async def test_a_call_that_was_complete_when_its_group_was_cancelled_is_not_made() -> None:
+    tool, server = Calls(), Server(aborts=False)
+    worker = ToolWorker(server, tool)
+    await worker.start([asked()])
+    (name,) = await server.holds(1)
+    await worker.cancel(["g2"])
+    server.answer(name, CALLED)
+    assert await worker.finish() == [Failure("g2", 0, "cancelled", len(CALLED))]
+    assert tool.seen == []
 
 
 @pytest.mark.parametrize("function", [False, True], ids=["with a lifecycle", "function"])
-def test_a_conversation_that_pauses_goes_on_without_a_second_call(
-    monkeypatch: pytest.MonkeyPatch, function: bool
-) -> None:
-    Queue(monkeypatch)
+async def test_a_conversation_that_pauses_goes_on_without_a_second_call(function: bool) -> None:
+    tool = Calls()
+    given: Any = tool
+    if function:
 
-    async def main() -> None:
-        tool = Calls()
-        given: Any = tool
-        if function:
+        async def calculator(expression: str) -> Any:
+            return await tool.execute("", {"expression": expression})
 
-            async def calculator(expression: str) -> Any:
-                return await tool.execute("", {"expression": expression})
-
-            given = FunctionTool("calculator", calculator, SCHEMA, is_async=True)
-        server = Server()
-        worker = ToolWorker(server, given)
-        await worker.start([asked()])
-        tool.let.clear()
-        server.answer((await server.holds(1))[0], CALLED)
-        await until(tool.called)
-        assert [paused.tokens for paused in await worker.pause(1.0)] == [len(CALLED)]  # in the middle of the call
-        tool.let.set()
-        await worker.resume()
-        server.answer((await server.holds(1))[0], ANSWERED)
-        (rollout,) = await worker.finish()
-        assert isinstance(rollout, Rollout)
-        assert tool.seen.count("2+2") == 1
-
-    asyncio.run(main())
+        given = FunctionTool("calculator", calculator, SCHEMA, is_async=True)
+    server = Server()
+    worker = ToolWorker(server, given)
+    await worker.start([asked()])
+    tool.let.clear()
+    server.answer((await server.holds(1))[0], CALLED)
+    await until(tool.called)
+    assert [paused.tokens for paused in await worker.pause(1.0)] == [len(CALLED)]  # in the middle of the call
+    tool.let.set()
+    await worker.resume()
+    server.answer((await server.holds(1))[0], ANSWERED)
+    (rollout,) = await worker.finish()
+    assert isinstance(rollout, Rollout)
+    assert tool.seen.count("2+2") == 1
 
 
-def test_only_the_first_answer_is_saved_and_a_conversation_with_more_begins_anew(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    Queue(monkeypatch)
+async def test_only_the_first_answer_is_saved_and_a_conversation_with_more_begins_anew() -> None:
+    server = Server()
+    worker = ToolWorker(server, Calls())
+    await worker.start([asked(2)])
+    first, second = await server.holds(2)
+    server.answer(first, CALLED)
+    while first in server.held or len(server.held) < 2:  # until it asks for its second answer
+        await asyncio.sleep(0)
+    assert len(await worker.pause(1.0)) == 2
+    ((_, index, saved),) = await worker.answers()
+    assert [part["token_ids"].tolist() for part in saved["parts"]] == [ABORTED]
 
-    async def main() -> None:
-        server = Server()
-        worker = ToolWorker(server, Calls())
-        await worker.start([asked(2)])
-        first, second = await server.holds(2)
-        server.answer(first, CALLED)
-        while first in server.held or len(server.held) < 2:  # until it asks for its second answer
-            await asyncio.sleep(0)
-        assert len(await worker.pause(1.0)) == 2
-        ((_, index, saved),) = await worker.answers()
-        assert [part["token_ids"].tolist() for part in saved["parts"]] == [ABORTED]
-
-        again_server = Server()
-        again = ToolWorker(again_server, Calls())
-        await again.start([asked(2, **{ANSWERS: {index: saved}})])
-        await again_server.holds(2)
-        question = server.prompt_of[second]
-        assert sorted(again_server.prompts, key=len) == [question, [*question, *ABORTED]]
-
-    asyncio.run(main())
+    again_server = Server()
+    again = ToolWorker(again_server, Calls())
+    await again.start([asked(2, **{ANSWERS: {index: saved}})])
+    await again_server.holds(2)
+    question = server.prompt_of[second]
+    assert sorted(again_server.prompts, key=len) == [question, [*question, *ABORTED]]
 
 
 class Schedule:
@@ -275,46 +248,32 @@ def test_however_conversations_pause_and_restart_each_ends_once_and_releases_wha
     assert sessions <= calls["2+2"] <= sessions * (1 + schedule.restarts), "once in a life of the run"
 
 
-def test_a_tool_that_cancels_itself_fails_its_rollout_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = Queue(monkeypatch)
+async def test_a_tool_that_cancels_itself_fails_its_rollout_and_is_reported(queue: Queue) -> None:
 
     class Cancels(CalculatorTool):
         async def execute(self, instance_id: str, parameters: dict[str, Any], **_: Any) -> Any:
             raise asyncio.CancelledError("its client was closed")
 
-    async def main() -> list[Rollout | Failure]:
-        worker = ToolWorker(Server(calls_then_answers), Cancels({"type": "native"}, SCHEMA))
-        await worker.start([asked()])
-        return await asyncio.wait_for(worker.finish(), 60)
-
-    assert asyncio.run(main()) == [Failure("g2", 0, "CancelledError", len(CALLED))]
+    worker = ToolWorker(Server(calls_then_answers), Cancels({"type": "native"}, SCHEMA))
+    await worker.start([asked()])
+    assert await worker.finish() == [Failure("g2", 0, "CancelledError", len(CALLED))]
     assert queue.rows == {}
 
 
-def test_a_failing_tool_is_the_models_to_deal_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    Queue(monkeypatch)
-
-    async def main() -> Any:
-        worker = ToolWorker(Server(calls_then_answers), CalculatorTool({"type": "native", "fail_every": 1}, SCHEMA))
-        await worker.start([asked()])
-        return (await worker.finish())[0]
-
-    rollout = asyncio.run(main())
+async def test_a_failing_tool_is_the_models_to_deal_with() -> None:
+    worker = ToolWorker(Server(calls_then_answers), CalculatorTool({"type": "native", "fail_every": 1}, SCHEMA))
+    await worker.start([asked()])
+    (rollout,) = await worker.finish()
     assert isinstance(rollout, Rollout)
     assert (rollout.reward, rollout.tokens) == (1.0, len(CALLED + ANSWERED))
 
 
-def test_what_was_generated_and_cut_off_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_was_generated_and_cut_off_is_charged(queue: Queue) -> None:
     """Else a rollout that had paused with more than it ends with would take tokens back."""
-    queue = Queue(monkeypatch)
-
-    async def main() -> Any:
-        worker = ToolWorker(Server(calls_then_answers), Calls())
-        worker.rollout_config.response_length = len(CALLED + SAID) + 1
-        await worker.start([asked()])
-        return (await worker.finish())[0]
-
-    rollout = asyncio.run(main())
+    worker = ToolWorker(Server(calls_then_answers), Calls())
+    worker.rollout_config.response_length = len(CALLED + SAID) + 1
+    await worker.start([asked()])
+    (rollout,) = await worker.finish()
     assert isinstance(rollout, Rollout)
     (row,) = queue.rows.values()
     assert int(row["response_mask"].sum()) == len(CALLED) + 1 < rollout.tokens == len(CALLED + ANSWERED)

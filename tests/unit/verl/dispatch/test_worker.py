@@ -4,96 +4,57 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from verl_world import ABORTED, Queue, Server, Worker, prompt
+from verl_world import ABORTED, Server, Worker, prompt
 
 from goldilocks.types import Failure
 from goldilocks.verl.dispatch.worker import Snapshot, StreamingManager
 
-
-@pytest.fixture(autouse=True)
-def _queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    Queue(monkeypatch)
+pytestmark = pytest.mark.usefixtures("queue")
 
 
-async def started(rollouts: int, *, aborts: bool = True, **options: Any) -> tuple[Worker, Server, list[str]]:
+async def started(rollouts: int, *, aborts: bool = True) -> tuple[Worker, Server, list[str]]:
     """Start a group; return when all of its requests are at the server, with their names."""
     server = Server(aborts=aborts)
-    worker = Worker(server, whole=False, **options)
+    worker = Worker(server, whole=False)
     await worker.start([prompt(0, n=rollouts)])
     return worker, server, await server.holds(rollouts)
 
 
-def test_a_rollout_whose_reward_function_raises_is_charged_the_tokens_it_generated(tmp_path: Path) -> None:
-    reward = tmp_path / "reward.py"
-    reward.write_text("def compute_score(*_, **__):\n    raise LookupError('the answer sheet is missing')\n")
-
-    async def run() -> list[Any]:
-        worker, server, (request,) = await started(1, reward=str(reward))
-        server.answer(request, [7] * 500)
-        return await worker.finish()
-
-    assert asyncio.run(run()) == [Failure("g0", 0, "LookupError", 500)]
+async def test_a_server_that_cannot_abort_is_waited_for_and_in_the_end_said_to_run_on() -> None:
+    worker, server, _ = await started(2, aborts=False)
+    await worker.cancel(["g0"])
+    assert (await worker.drained(within=0.01)).left == 2
+    server.answer_all()
+    assert (await worker.drained(within=60)).left == 0
+    await worker.finish()
 
 
-def test_cancelled_sessions_are_aborted_and_charged_and_the_drain_waits_for_them() -> None:
-    async def run() -> list[Any]:
-        worker, _, _ = await started(2)
-        drained = asyncio.create_task(worker.drained(within=60))
-        await asyncio.sleep(0.01)
-        assert not drained.done()  # two are at the server
-        await worker.cancel(["g0"])
-        assert (await drained).left == 0
-        charged = (await worker.so_far(False)).events  # to the step that they were cancelled in
-        return sorted(charged, key=lambda event: event.index)
-
-    assert asyncio.run(run()) == [Failure("g0", index, "cancelled", len(ABORTED)) for index in range(2)]
-
-
-def test_a_server_that_cannot_abort_is_waited_for_and_in_the_end_said_to_run_on() -> None:
-    async def run() -> None:
-        worker, server, _ = await started(2, aborts=False)
-        await worker.cancel(["g0"])
-        assert (await worker.drained(within=0.01)).left == 2
-        server.answer_all()
-        assert (await worker.drained(within=60)).left == 0
-        await worker.finish()
-
-    asyncio.run(run())
-
-
-def test_at_any_moment_a_session_has_an_event_or_is_unfinished_with_its_answers() -> None:
-    async def run() -> tuple[Snapshot, Snapshot, list[Any]]:
-        worker, server, (one, two, three) = await started(3)
-        server.answer(one, [7] * 3)
-        first = await worker.events()
-        server.answer(two, [7] * 4)
-        while not worker._events:
-            await asyncio.sleep(0)
-        moment, next_moment = await worker.so_far(True), await worker.so_far(False)
-        server.answer(three, [7] * 5)
-        return moment, next_moment, [*first, *await worker.finish()]
-
-    moment, next_moment, others = asyncio.run(run())
+async def test_at_any_moment_a_session_has_an_event_or_is_unfinished_with_its_answers() -> None:
+    worker, server, (one, two, three) = await started(3)
+    server.answer(one, [7] * 3)
+    first = await worker.events()
+    server.answer(two, [7] * 4)
+    while not worker._events:
+        await asyncio.sleep(0)
+    moment, next_moment = await worker.so_far(True), await worker.so_far(False)
+    server.answer(three, [7] * 5)
+    others = [*first, *await worker.finish()]
     assert (moment.replies, [event.tokens for event in moment.events], len(moment.answers)) == (1, [4], 1)
     assert next_moment == moment._replace(events=[], answers=[])
     assert [event.tokens for event in others] == [3, 5]
 
 
-def test_a_session_of_a_cancelled_group_makes_no_further_request() -> None:
-    async def run() -> list[Any]:
-        worker, server, _ = await started(1)
-        await worker.start([prompt(0, n=1, first=1)])
-        await worker.cancel(["g0"])  # before the second has reached the server
-        events = await worker.finish()
-        assert len(server.prompts) == 1
-        return events
-
-    assert [(event.index, event.tokens) for event in asyncio.run(run())] == [(0, len(ABORTED)), (1, 0)]
+async def test_a_session_of_a_cancelled_group_makes_no_further_request() -> None:
+    worker, server, _ = await started(1)
+    await worker.start([prompt(0, n=1, first=1)])
+    await worker.cancel(["g0"])  # before the second has reached the server
+    events = await worker.finish()
+    assert len(server.prompts) == 1
+    assert [(event.index, event.tokens) for event in events] == [(0, len(ABORTED)), (1, 0)]
 
 
 class Reference:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goldilocks.verl.patches.held_outputs import TOGETHER, HeldOutputs
+from goldilocks.verl.patches.vllm import TOGETHER, HeldOutputs
 
 # vLLM's structs, as far as they are read here; tests/with_vllm has the real ones.
 Kind = Enum("Kind", "CUMULATIVE DELTA FINAL_ONLY")

@@ -87,14 +87,11 @@ def test_weights_arrive_by_the_sender_that_looks(tmp_path: Path, monkeypatch: py
     assert all(torch.equal(arrived[name], weight) for name, weight in weights.items())
 
 
-def test_the_call_that_receives_weights_is_noted_for_their_sender() -> None:
+async def test_the_call_that_receives_weights_is_noted_for_their_sender() -> None:
     async def execute(_adapter: Any, method: str, **_options: Any) -> str:
         return f"reference of {method}"
 
-    async def main() -> list[Any]:
-        noting = vllm.note_receiving(execute)
-        first = await noting(None, "update_weights_from_ipc", non_block=True), vllm._receiving.get()
-        await noting(None, "start_weight_update")
-        return [*first, vllm._receiving.get()]
-
-    assert asyncio.run(main()) == ["reference of update_weights_from_ipc"] * 2 + [None]
+    noting = vllm.note_receiving(execute)
+    first = await noting(None, "update_weights_from_ipc", non_block=True), vllm._receiving.get()
+    await noting(None, "start_weight_update")
+    assert [*first, vllm._receiving.get()] == ["reference of update_weights_from_ipc"] * 2 + [None]

@@ -20,13 +20,9 @@ from goldilocks.drive.rows import NoRows
 from goldilocks.filtering import PPOFilterConfig
 from goldilocks.types import Group, Request, Rollout
 from goldilocks.verl.store import batch_of, untrained_of
-from goldilocks.verl.update.gates import BatchFilterGate, FinalRewardGate, KLPenalty, build_gate
+from goldilocks.verl.update.gates import BatchFilterGate, FinalRewardGate, build_gate
 
 TOKENS = 5
-
-
-def no_penalty() -> KLPenalty:
-    return KLPenalty("kl", 0.0)
 
 
 def prepare(groups: Sequence[Group]) -> None:
@@ -34,7 +30,7 @@ def prepare(groups: Sequence[Group]) -> None:
 
 
 def built(chosen: Settings, policy: int) -> BatchFilterGate:
-    gate = build_gate(chosen, no_penalty, lambda: policy, prepare)
+    gate = build_gate(chosen, "kl", lambda: 0.0, lambda: policy, prepare)
     assert isinstance(gate, BatchFilterGate)
     return gate
 
@@ -121,11 +117,8 @@ def test_rows_cut_to_the_group_size_stay_in_the_baseline() -> None:
         assert metrics["accounts/rejected_rollouts"] % 8 == 0  # whole groups, without signal
 
 
-def test_a_group_whose_trained_rows_all_fail_a_gate_is_lost_and_none_of_its_other_rows_is_trained(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_group_whose_trained_rows_all_fail_a_gate_is_lost_and_none_of_its_other_rows_is_trained(queue: Queue) -> None:
     """``max_train_n`` trains two of four rows. Log-probs are computed of those two, and the gate sees no others."""
-    queue = Queue(monkeypatch)
     chosen = settings(
         "batch_filter.enable_two_gate_filter=true",
         "batch_filter.target_group_size=2",
@@ -147,10 +140,7 @@ def test_a_group_whose_trained_rows_all_fail_a_gate_is_lost_and_none_of_its_othe
     assert batch_of(subject.in_hand).keys == []
 
 
-def test_on_is_on_every_group_is_judged_also_where_none_is_larger_than_the_target(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    queue = Queue(monkeypatch)
+def test_on_is_on_every_group_is_judged_also_where_none_is_larger_than_the_target(queue: Queue) -> None:
     rows_of_a_group(queue, 3, 3, 3, 3, now=-1.0, written=-1.0)
     queue.rows["g1_2_0"]["rollout_log_probs"] = queue.rows["g1_2_0"]["rollout_log_probs"] - 1.0
     for overrides in ([], ["batch_filter.prompt_oversampling_factor=2.0"]):
@@ -202,9 +192,8 @@ def rows_of_a_group(queue: Queue, *versions: int, now: float, written: float) ->
 
 
 def test_a_row_that_fails_a_gate_leaves_the_baseline_and_a_stale_one_is_not_held_to_the_current_policy(
-    monkeypatch: pytest.MonkeyPatch,
+    queue: Queue,
 ) -> None:
-    queue = Queue(monkeypatch)
     rows_of_a_group(queue, 3, 3, 3, 3, 2, 2, now=-1.0, written=-1.0)
     for key in ("g1_0_0", "g1_4_0"):  # both differ from what the current policy gives; the second is older than it
         queue.rows[key]["rollout_log_probs"] = queue.rows[key]["rollout_log_probs"] - 1.0
@@ -217,11 +206,8 @@ def test_a_row_that_fails_a_gate_leaves_the_baseline_and_a_stale_one_is_not_held
 
 
 @pytest.mark.parametrize("beta", [0.001, 0.1])
-def test_the_final_reward_drops_equal_rewards_whatever_the_penalties(
-    monkeypatch: pytest.MonkeyPatch, beta: float
-) -> None:
+def test_the_final_reward_drops_equal_rewards_whatever_the_penalties(queue: Queue, beta: float) -> None:
     """Once the policy has moved, no two penalties are equal: rows here differ in length."""
-    queue = Queue(monkeypatch)
     rows_of_a_group(queue, 3, 3, 3, now=-1.0, written=-2.0)
     flat = {
         key.replace("g1", "g2"): {**row, "rm_scores": torch.zeros_like(row["rm_scores"])}
@@ -229,17 +215,16 @@ def test_the_final_reward_drops_equal_rewards_whatever_the_penalties(
     }
     queue.rows |= flat
     queue.tags |= {key: {"min_global_steps": 3, "global_steps": 4} for key in flat}
-    penalty = KLPenalty("kl", beta)
-    assert FinalRewardGate(lambda: penalty, None, prepare).judge_batch(queue.batch()).refused == {"g2": [0, 1, 2]}
-    assert FinalRewardGate(lambda: penalty, 1e-6, prepare).judge_batch(queue.batch()).refused == {}  # taken at its word
+    varies, stated = (FinalRewardGate("kl", lambda: beta, least, prepare) for least in (None, 1e-6))
+    assert varies.judge_batch(queue.batch()).refused == {"g2": [0, 1, 2]}
+    assert stated.judge_batch(queue.batch()).refused == {}  # taken at its word
 
 
 # -- several rows a rollout --------------------------------------------------------------------------------------------
 
 
-def test_a_rollout_is_judged_by_all_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rollout_is_judged_by_all_its_rows(queue: Queue) -> None:
     """Of four rollouts one fails the gate in its first row alone: it is refused whole, and counts as one of four."""
-    queue = Queue(monkeypatch)
     for index, rows in enumerate((3, 1, 2, 1)):
         for part in range(rows):
             queue.add(f"g1_{index}_{part}", 3, 2 + part, old_log_probs=-1.0, rollout_log_probs=-1.0)
@@ -251,13 +236,12 @@ def test_a_rollout_is_judged_by_all_its_rows(monkeypatch: pytest.MonkeyPatch) ->
     assert metrics["batch/total_samples_generated"] == 4
 
 
-def test_the_final_reward_of_a_rollout_has_the_penalties_of_all_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_final_reward_of_a_rollout_has_the_penalties_of_all_its_rows(queue: Queue) -> None:
     """Rewards 0 and 1; the second rollout has a row more, whose penalty is 1: their final rewards are the same."""
-    queue = Queue(monkeypatch)
     for key, written in {"g1_0_0": -1.0, "g1_1_0": -2.0, "g1_1_1": -1.0}.items():
         queue.add(key, 3, 1, old_log_probs=-1.0, ref_log_prob=written)
     queue.rows["g1_1_0"]["rm_scores"] = torch.ones(1)
-    gate = FinalRewardGate(lambda: KLPenalty("kl", 1.0), 1e-6, prepare)
+    gate = FinalRewardGate("kl", lambda: 1.0, 1e-6, prepare)
     assert gate.judge_batch(queue.batch()).refused == {"g1": [0, 1]}
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
-from verl_world import Queue, nested
+from verl_world import nested
 
 from goldilocks.config.recipes import choose, compose_config
 from goldilocks.verl.patch import WHOLE_ROWS, WHOLE_TOKENS
@@ -111,8 +111,7 @@ class Trainer(CollectorTrainer):
 
 
 @pytest.mark.parametrize("rows", [64, 256])
-def test_old_rows_are_told_from_new_ones_in_as_many_lookups_as_there_are_rows(monkeypatch, rows):
-    queue = Queue(monkeypatch)
+def test_old_rows_are_told_from_new_ones_in_as_many_lookups_as_there_are_rows(queue, rows):
     for number in range(rows):
         queue.add(Counted(f"g{number}_0_0"), version=1 + number % 2, length=2 + number % 5, rollout_log_probs=-1.0)
     batch = queue.batch()
@@ -124,9 +123,9 @@ def test_old_rows_are_told_from_new_ones_in_as_many_lookups_as_there_are_rows(mo
     assert len(own) == rows // 2
 
 
-def test_no_pass_is_made_for_rows_of_an_older_policy(monkeypatch):
+def test_no_pass_is_made_for_rows_of_an_older_policy(queue):
     """Its log-probs were stored with them, and the update's own pass gives those of all other tokens."""
-    queue, trainer = Queue(monkeypatch), Trainer(ranks=1)
+    trainer = Trainer(ranks=1)
     queue.add("g1_0_0", version=1, length=2)
     queue.add("g2_0_0", version=2, length=2)
     trainer._compute_old_log_prob(queue.batch(), {})

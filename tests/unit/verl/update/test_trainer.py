@@ -16,7 +16,7 @@ from verl_world import Queue
 from goldilocks.drive.backend import Rounds, places
 from goldilocks.drive.driver import Driver
 from goldilocks.types import Request, Rollout
-from goldilocks.verl.store import QueueRows, Unfinished, batch_of
+from goldilocks.verl.store import QueueRows, batch_of
 from goldilocks.verl.update.gates import build_gate
 from goldilocks.verl.update.trainer import CollectorTrainer
 
@@ -57,8 +57,8 @@ class Trainer(CollectorTrainer, Verl):  # type: ignore[misc]
         self.one_pass, self.checkpoint_manager = OnePass(), self
         self.timing_raw, self.global_steps = {}, 1
         self.collector = self.settings.collector(source(40))
-        self.rows = QueueRows(Unfinished(list))
-        gate = build_gate(self.settings, lambda: None, lambda: 0, self._prepare)  # type: ignore[arg-type, return-value]
+        self.rows = QueueRows(list)
+        gate = build_gate(self.settings, "kl", lambda: 0.0, lambda: 0, self._prepare)
         backend = Answers(self._answers)
         backend.refilling = self._refilling  # type: ignore[method-assign]
         self._drive(Driver(self.collector, backend, self.rows, gate))

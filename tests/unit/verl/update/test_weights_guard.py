@@ -152,12 +152,7 @@ def test_the_precision_of_both_sides_decides_what_rounding_explains(rollout: str
 
 @pytest.mark.parametrize(
     "other",
-    [
-        {"top_p": 0.9},
-        {"top_k": 20},
-        {"logprobs_mode": "raw_logprobs", "temperature": 0.7},
-        {"quantization": "fp8"},
-    ],
+    [{"top_p": 0.9}, {"top_k": 20}, {"logprobs_mode": "raw_logprobs", "temperature": 0.7}, {"quantization": "fp8"}],
     ids=str,
 )
 def test_log_probs_of_another_distribution_than_the_trainers_are_not_judged(other: dict[str, Any]) -> None:

@@ -24,34 +24,19 @@ from goldilocks.verl.v0.python_config import name_targets
 
 
 def example() -> TrainerConfig:
-    """Example 1 of the guide, to the letter."""
+    """Example 1 of the guide."""
     return TrainerConfig(
         algorithm=AlgoConfig(
             adv_estimator="grpo",
             use_kl_in_reward=False,
             norm_adv_by_std_in_grpo=True,
-            filter_groups=FilterGroupsConfig(
-                enable=True,
-                metric="acc",
-                max_num_gen_batches=10,
-            ),
+            filter_groups=FilterGroupsConfig(enable=True, metric="acc", max_num_gen_batches=10),
         ),
-        data=DataConfig(
-            gen_batch_size=1536,
-            train_batch_size=512,
-        ),
+        data=DataConfig(gen_batch_size=1536, train_batch_size=512),
         actor_rollout_ref=ActorRolloutRefConfig(
-            rollout=RolloutConfig(
-                n=5,
-            ),
-            actor=ActorConfig(
-                use_kl_loss=True,
-                kl_loss_coef=0.001,
-            ),
+            rollout=RolloutConfig(n=5), actor=ActorConfig(use_kl_loss=True, kl_loss_coef=0.001)
         ),
-        trainer=PPOTrainerConfig(
-            critic_warmup=0,
-        ),
+        trainer=PPOTrainerConfig(critic_warmup=0),
     )
 
 

@@ -65,9 +65,6 @@ class WithReturnDict:
         return {"reward_tensor": rewards, "reward_extra_info": extra} if return_dict and self.extra else rewards
 
 
-SIZES = {"prompts": 2, "responses": 3, "attention_mask": 5}
-
-
 def one_row() -> DataProto:
     return DataProto.from_dict(
         tensors={

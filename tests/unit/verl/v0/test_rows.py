@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 
 from goldilocks.types import Rollout
@@ -24,10 +23,3 @@ def test_rows_that_wait_survive_on_disk_field_by_field(tmp_path):
     assert batch.non_tensor_batch["acc"].tolist() == [0.5] * 2
     assert batch.non_tensor_batch["raw_prompt"][1] == [{"role": "user"}]
     assert batch.non_tensor_batch["uid"].tolist() == ["g2", "g2"]
-
-
-def test_a_field_that_cannot_be_saved_is_named(tmp_path):
-    store = ProtoRows()
-    store.put(("g1", 0), ProtoRow({}, {"image": object()}))
-    with pytest.raises(ValueError, match=r"neither a tensor nor a JSON value, .*: object"):
-        store.save([Rollout("g1", 0, reward=0.5, tokens=3)], tmp_path / "rows")

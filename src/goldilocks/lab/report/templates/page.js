@@ -1,8 +1,7 @@
 "use strict";
-// Draws the plots, fills and searches the table of prompts and, on a live page, puts newer versions in place.
+// Draws the plots and fills and searches the table of prompts.
 (() => {
   const A_PAGE = 25;          // rows of the table at first, and again with every "more"
-  const ASK_EVERY = 2000;     // milliseconds, on a live page
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const columns = ["", "prompt", "pass rate", "", "visits", "streak", "tokens"];
   const order = { column: 4, down: true };
@@ -106,61 +105,12 @@
     }
   }
 
-  // -- a live page ----------------------------------------------------------------------------------------------------
-
-  async function ask() {
-    const report = byId("report");
-    try {
-      const version = await (await fetch("version")).text();
-      if (version !== report.dataset.version) {
-        const page = new DOMParser().parseFromString(await (await fetch("/")).text(), "text/html");
-        await replace(report, page.getElementById("report"));
-      }
-      say("live", false);
-    } catch (error) {
-      say("the server is gone; this is the last it showed", true);
-    }
-  }
-
-  function say(text, gone) {
-    byId("status").textContent = text;
-    byId("pulse").classList.toggle("gone", gone);
-  }
-
-  // What the reader did stays: the place on the page, what was searched for, which answers are open.
-  async function replace(old, fresh) {
-    const top = scrollY, height = old.offsetHeight, search = byId("search");
-    const state = search && { text: search.value, focused: document.activeElement === search };
-    const open = new Map([...old.querySelectorAll("details")].map((one) => [one.dataset.key, one.open]));
-    for (const one of fresh.querySelectorAll("details")) {
-      if (open.has(one.dataset.key)) one.open = open.get(one.dataset.key);
-    }
-    fresh.style.minHeight = height + "px";  // until the plots stand
-    old.replaceWith(fresh);
-    if (state && byId("search")) {
-      byId("search").value = state.text;
-      if (state.focused) byId("search").focus({ preventScroll: true });
-    }
-    await start();
-    fresh.style.minHeight = "";
-    scrollTo({ top, behavior: "instant" });
-  }
-
-  async function start() {
+  function main() {
     data = JSON.parse(byId("data").textContent);
     listen();
     fill();
-    await draw();
-  }
-
-  async function main() {
-    await start();
+    draw();
     dark.addEventListener("change", draw);
-    if (!byId("report").dataset.version) return;
-    for (;;) {
-      await new Promise((wake) => setTimeout(wake, ASK_EVERY));
-      await ask();
-    }
   }
 
   main();
