@@ -73,3 +73,18 @@ def test_what_a_process_starts_while_it_is_being_killed_does_not_escape(start: S
     start(tmp_path, 1, sys.executable, "-c", BREEDS)
     end_processes(tmp_path, 1)
     assert list(processes_of(tmp_path)) == []
+
+
+def test_a_process_is_found_while_its_command_replaces_it(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, looks, environ = start(tmp_path, 1), [], psutil.Process.environ
+
+    def at_first_none(process: psutil.Process) -> dict[str, str]:
+        if process.pid != started.pid:
+            return environ(process)
+        looks.append(process)
+        return environ(process) if len(looks) > 2 else {}
+
+    monkeypatch.setattr(psutil.Process, "environ", at_first_none)
+    assert list(processes_of(tmp_path)) == [started]
