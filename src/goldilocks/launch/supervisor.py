@@ -35,7 +35,8 @@ RUN = "GOLDILOCKS_RUN"  # the run directory
 SUPERVISOR = "GOLDILOCKS_SUPERVISOR"  # the supervisor's process id: a run may have been started again by another
 LIMIT_S = 10.0
 LOOKS, PAUSE_S = 3, 1.0  # a driver that the supervisor was just starting when it ended shows up late
-EXEC_S = 0.5  # for processes that are just replaced by their command: until then their variables read as none
+# A process reads as without variables while its command replaces it: young ones without any are looked at for so long.
+YOUNG_S, EXEC_S = 10.0, 0.5
 
 
 class Supervisor:
@@ -82,10 +83,10 @@ class Supervisor:
 
 def processes_of(run: Path, supervisor: int | None = None) -> Iterator[psutil.Process]:
     """Yield the processes of a run that are alive, all but this one: of one supervisor, or of any."""
-    deadline = time.monotonic() + EXEC_S
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            while not (found := process.environ()) and process.exe() and time.monotonic() < deadline:
+            until = min(process.create_time() + YOUNG_S, time.time() + EXEC_S)
+            while not (found := process.environ()) and process.exe() and time.time() < until:
                 time.sleep(0.01)
             own = found.get(RUN) == str(run) and (supervisor is None or found.get(SUPERVISOR) == str(supervisor))
             if own and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:

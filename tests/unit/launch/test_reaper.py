@@ -78,6 +78,7 @@ def test_what_a_process_starts_while_it_is_being_killed_does_not_escape(start: S
 def test_a_process_is_found_while_its_command_replaces_it(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    bare = subprocess.Popen(["sleep", "600"], env={})  # it never has any: nobody waits for it in the other's place
     started, looks, environ = start(tmp_path, 1), [], psutil.Process.environ
 
     def at_first_none(process: psutil.Process) -> dict[str, str]:
@@ -87,4 +88,8 @@ def test_a_process_is_found_while_its_command_replaces_it(
         return environ(process) if len(looks) > 2 else {}
 
     monkeypatch.setattr(psutil.Process, "environ", at_first_none)
-    assert list(processes_of(tmp_path)) == [started]
+    try:
+        assert list(processes_of(tmp_path)) == [started]
+    finally:
+        bare.kill()
+        bare.communicate()
