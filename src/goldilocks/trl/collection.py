@@ -10,7 +10,7 @@ tensor for tensor. Otherwise rows of several rounds, and of earlier steps, are p
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -176,7 +176,7 @@ class Collection:
             self.trained = dict(zip(taken, made["advantages"].tolist(), strict=True))
             return made
         self.trained = self._advantages(batch, self._rewards)
-        return made or self._joined(list(self.trained), list(self.trained.values()))
+        return made or self._joined(batch.silent)
 
     def _is_round(self, batch: Batch, requests: Sequence[Request]) -> bool:
         """Whether the batch is this round: the same rollouts in the same order, all of them trained."""
@@ -184,7 +184,7 @@ class Collection:
         taken = [(rollout.uid, rollout.index) for group in batch.groups for rollout in group.trained]
         everything = [(rollout.uid, rollout.index) for group in batch.groups for rollout in group.rollouts]
         fits = len(asked) % (self._processes.count * self._sizes.parts) == 0
-        return self._whole(requests) and asked == taken == everything and fits
+        return self._whole(requests) and asked == taken == everything and fits and not batch.silent
 
     def _advantages(self, batch: Batch, rewards: Rewards) -> dict[Place, float]:
         """Return the advantage of every rollout that is trained; baselines are over all rollouts of a group."""
@@ -198,8 +198,10 @@ class Collection:
         trained = [(rollout.uid, rollout.index) for group in batch.groups for rollout in group.trained]
         return {place: of[place] for place in trained}
 
-    def _joined(self, order: list[Place], values: list[float]) -> dict[str, Any]:
-        rows = [self.rows[place] for place in order]
+    def _joined(self, without: Set[str]) -> dict[str, Any]:
+        """Return the columns of the rows with an advantage; those of groups ``without`` only keep the batch's shape."""
+        own = [(place[0] in without, self.rows[place]) for place in self.trained]
+        rows = [row.silent() if spare else row for spare, row in own]
         if any(LOG_PROBS in row.tensors for row in rows):
             rows = [row if LOG_PROBS in row.tensors else row.with_own_log_probs() for row in rows]
         tokens = torch.stack([row.loss_mask.sum() for row in rows]).sum()
@@ -207,9 +209,9 @@ class Collection:
         filled = [*rows, *[rows[-1].silent()] * silent]
         scale = len(filled) / len(rows)
         mine = slice(self._processes.rank, None, self._processes.count)  # spreads what fills the batch up
-        own = torch.tensor([*values, *[0.0] * silent])[mine]
+        advantages = torch.tensor([*self.trained.values(), *[0.0] * silent])[mine]
         columns = join_rows(filled[mine], self._sizes.pad_token, self._sizes.multiple)
-        return {**columns, "advantages": own, "num_items_in_batch": tokens, SCALE: torch.tensor(scale)}
+        return {**columns, "advantages": advantages, "num_items_in_batch": tokens, SCALE: torch.tensor(scale)}
 
     # -- log-probs of the policy that wrote a rollout ------------------------------------------------------------------
 
@@ -245,9 +247,13 @@ class Round:
 
 @dataclass(frozen=True)
 class Batch:
-    """The groups to train; ``waiting`` are the rollouts that a later batch may need, ``alive`` their groups."""
+    """The groups to train; ``waiting`` are the rollouts that a later batch may need, ``alive`` their groups.
+
+    Groups that are ``silent`` fill the batch up and are not trained.
+    """
 
     groups: tuple[Group, ...]
+    silent: frozenset[str]
     alive: frozenset[str]
     waiting: tuple[Place, ...]
     metrics: dict[str, float]
@@ -257,7 +263,8 @@ class Batch:
         """Return the batch in hand."""
         collector = driver.collector
         waiting = tuple((rollout.uid, rollout.index) for rollout in collector.waiting_rollouts)
-        return cls(collector.in_hand, frozenset(collector.alive), waiting, driver.metrics())
+        silent = frozenset(collector.backfilled if collector.trained else ())
+        return cls(collector.in_hand, silent, frozenset(collector.alive), waiting, driver.metrics())
 
 
 def warn_of_changes(written_for: WrittenFor, versions: str) -> None:

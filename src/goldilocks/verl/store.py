@@ -220,6 +220,14 @@ def fill_log_probs(keys: list[str], value: float, *others: str) -> None:
         tq.kv_batch_put(keys=keys, partition_id=PARTITION, fields=fields)
 
 
+def silence(keys: list[str]) -> None:
+    """Do not train these rows: set their loss mask to zero."""
+    if keys:
+        mask = tq.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=["response_mask"])["response_mask"]
+        fields = TensorDict({"response_mask": torch.zeros_like(mask)}, batch_size=len(keys))
+        tq.kv_batch_put(keys=keys, partition_id=PARTITION, fields=fields)
+
+
 def clear(keys: Iterable[str]) -> None:
     """Free these rows."""
     gone = list(keys)

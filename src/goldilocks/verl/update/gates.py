@@ -1,7 +1,8 @@
 """The gates on rows of the queue: the batch filter, and ``filter_groups.metric=seq_final_reward``.
 
 The final reward is the one after the KL penalty. Once the policy has moved, the penalty differs from row to row, so a
-penalised reward always varies. A group has signal if its final reward varies by more than its penalties alone do.
+penalised reward always varies. A group has signal if its final reward varies by more than its penalties alone do. A
+group of one rollout has none.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class KLRewardGate(Gate):
         flat = set()
         for uid, rollouts in groups.items():
             (_, spread), (_, of_penalties) = (mean_and_std(values) for values in zip(*rollouts, strict=True))
-            if len(rollouts) > 1 and spread <= (of_penalties + MARGIN if self._min_std is None else self._min_std):
+            if len(rollouts) == 1 or spread <= (of_penalties + MARGIN if self._min_std is None else self._min_std):
                 flat.add(uid)
         return Judgement(by_group(place for place in places if place[0] in flat), {}, {})
 

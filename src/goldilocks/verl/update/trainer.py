@@ -47,6 +47,7 @@ from goldilocks.verl.store import (
     clear,
     fill_log_probs,
     padding_keys,
+    silence,
     tensor_fields,
     untrained_of,
 )
@@ -182,12 +183,11 @@ class CollectorTrainer(Driven, Base):
 
     def _step_once(self, metrics: dict, timing_raw: dict, sample_batch_size: int) -> KVBatchMeta:
         with self._keeping_what_was_generated():
-            batch = super()._step_once(metrics, timing_raw, sample_batch_size)
-        metrics.update(self.driver.metrics())
-        return batch
+            return super()._step_once(metrics, timing_raw, sample_batch_size)
 
-    def _compute_metrics(self, batch: KVBatchMeta, *args: Any, **kwargs: Any) -> None:
-        super()._compute_metrics(batch, *args, **kwargs)
+    def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, *args: Any, **kwargs: Any) -> None:
+        metrics.update(self.driver.metrics())  # after the save, which takes in what has arrived since the batch
+        super()._compute_metrics(batch, metrics, *args, **kwargs)
         self.replay_buffer.backend.rows.leave(batch.keys)  # verl clears them next
 
     # -- an end ------------------------------------------------------------------------------------------------------
@@ -295,6 +295,8 @@ class CollectorTrainer(Driven, Base):
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         """Compute advantages with baselines over all rollouts of a group, whether or not all are trained."""
         algorithm, others = self.config.algorithm, untrained_of(self.collector.in_hand)
+        if self.collector.trained:  # verl cannot do without any
+            silence([key for key in batch.keys if split_row_key(key)[0] in self.collector.backfilled])
         with (
             # verl would compare ``old_log_probs``, which are not there yet, with the engine's for its metrics
             changed(algorithm, rollout_correction=None) if self.one_pass.own_log_probs else nullcontext(),

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import ray
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -182,6 +183,9 @@ class RayPPOTrainerWithSampling(Driven, RayPPOTrainer):
         """Called by ``fit`` once a step, with its metrics; balances if the user asked for it."""
         metrics.update(self.driver.metrics())
         self._metrics = metrics
+        if self.collector.trained:  # what only fills the batch up is not
+            spare = np.isin(batch.non_tensor_batch["uid"], list(self.collector.backfilled))
+            batch.batch["response_mask"][torch.from_numpy(spare)] = 0
         if not self._balances:
             return
         rows = len(batch)

@@ -245,6 +245,11 @@ def test_the_final_reward_of_a_rollout_has_the_penalties_of_all_its_rows(queue: 
     assert gate.judge_batch(queue.batch()).refused == {"g1": [0, 1]}
 
 
+def test_a_group_of_one_rollout_has_no_final_reward_to_differ_from(queue: Queue) -> None:
+    queue.add("g1_0_0", 3, 1, old_log_probs=-1.0, ref_log_prob=-2.0)
+    assert FinalRewardGate("kl", lambda: 1.0, 1e-6, prepare).judge_batch(queue.batch()).refused == {"g1": [0]}
+
+
 @given(st.lists(st.lists(st.tuples(st.integers(0, 1), st.integers(1, 4)), min_size=2, max_size=5), max_size=4))
 def test_the_batch_filter_sees_rollouts_however_many_rows_they_have(groups: list[list[tuple[int, int]]]) -> None:
     """``groups`` has the reward and the rows of each rollout: every row has TOKENS tokens, and one row all of them."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from verl_world import Queue
 
 from goldilocks.drive.backend import Rounds, places
 from goldilocks.drive.driver import Driver
-from goldilocks.types import Request, Rollout
+from goldilocks.types import Event, Paused, Request, Rollout
 from goldilocks.verl.store import QueueRows, batch_of
 from goldilocks.verl.update.gates import build_gate
 from goldilocks.verl.update.trainer import CollectorTrainer
@@ -28,6 +30,7 @@ class Verl:
 
     calls: list[str]
     queue: Queue
+    logged: dict[str, Any]
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """Pad to an even number of rows."""
@@ -41,6 +44,12 @@ class Verl:
         for key in batch.keys:
             self.queue.rows[key]["old_log_probs"] = torch.full((TOKENS,), -1.0)
         return batch
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        return batch
+
+    def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
+        self.logged = dict(metrics)
 
     def on_sample_end(self) -> None:
         self.calls.append("sleep")
@@ -100,3 +109,42 @@ def test_replacements_have_log_probs_before_they_are_judged_and_the_batch_is_ful
     assert "gen" in trainer.timing_raw
     assert trainer.driver.metrics()["batch/total_groups_generated"] == 4
     assert {key.split("_")[0] for key in trainer.queue.rows} <= trainer.collector.alive, "what was refused is freed"
+
+
+def test_rows_that_only_fill_a_batch_up_have_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = ("max_num_gen_batches=1", "on_exhausted=backfill", "enable=true", "metric=reward")
+    trainer = Trainer(
+        Queue(monkeypatch), "batch_filter.enable=false", *(f"algorithm.filter_groups.{key}" for key in limits)
+    )
+    trainer.config.algorithm = {"rollout_correction": None}
+    batch = batch_of(trainer.driver.take())
+    assert trainer.collector.backfilled == {"g0"}
+    trainer._compute_advantage(batch, {})
+    masks = {key: trainer.queue.rows[key]["response_mask"].sum().item() for key in batch.keys}
+    assert masks == {key: 0 if key.startswith("g0") else TOKENS for key in batch.keys}
+
+
+def test_what_a_save_takes_in_is_in_the_metrics_of_its_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The answer of a rollout was whole when the batch was full; its reward came during the update."""
+    trainer = Trainer(
+        Queue(monkeypatch),
+        "batch_filter.enable=false",
+        "algorithm.filter_groups.on_full=partial",
+        "data.gen_batch_size=3",
+    )
+    rest: list[Event] = []
+    answers, backend = trainer._answers, trainer.driver.backend
+
+    def but_the_last(requests: Sequence[Request]) -> Iterator[Event]:
+        for event in answers(requests):
+            late = event.uid == "g2" and event.index == 3
+            rest.extend([event] if late else [])
+            yield Paused(event.uid, event.index, TOKENS) if late else event
+
+    backend._generate = but_the_last  # type: ignore[attr-defined]
+    monkeypatch.setattr(backend, "up_to_saved_moment", lambda: rest)
+    batch = batch_of(trainer.driver.batch())
+    trainer.driver.save(tmp_path)
+    trainer.replay_buffer = SimpleNamespace(backend=SimpleNamespace(rows=trainer.rows))
+    trainer._compute_metrics(batch, {})
+    assert trainer.logged["train/groups_judged"] == 3
