@@ -273,6 +273,9 @@ class Settings:
     @property
     def outcome(self) -> str | None:
         """The metric that groups are judged by and passes are counted in; None: ``acc`` where it is returned."""
+        if self.policies.filter is not None:
+            metric: str | None = self.policies.filter_kwargs.get("metric")
+            return metric
         if not self.filter_groups.enable:
             return REWARD
         if self.filter_groups.metric in UNNAMED:

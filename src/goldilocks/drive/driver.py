@@ -27,7 +27,7 @@ from typing import Any
 
 from goldilocks.core import Collector, Exhausted
 from goldilocks.core.accounts import Accounts
-from goldilocks.core.filters import Variance
+from goldilocks.core.filters import Everything
 from goldilocks.core.limits import Budget
 from goldilocks.drive.backend import Backend
 from goldilocks.drive.gate import Gate, Metrics
@@ -36,7 +36,7 @@ from goldilocks.errors import require
 from goldilocks.rewards import RewardFailed
 from goldilocks.runs.checkpoints import FILE, load_state, save_state
 from goldilocks.runs.costs import closing
-from goldilocks.types import Event, Failure, Group
+from goldilocks.types import Event, Failure, Group, is_informative, outcome
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +96,7 @@ class Driver:
         self._threshold_fits: bool | None = None  # known after the first step with enough groups whose rewards differ
         self._sides_said = False
         self._judgements: list[Metrics] = []  # of this batch
+        self._ends_by = ""  # why the run must not generate on
 
     # -- a batch -------------------------------------------------------------------------------------------------------
 
@@ -195,18 +196,25 @@ class Driver:
         return self.observe(events)
 
     def observe(self, events: Iterable[Event]) -> int:
-        """Tell the collector what has happened; return how many events there were."""
+        """Tell the collector what has happened; return how many events there were. Raise if the run ends by them."""
         seen = 0
         for event in events:
-            self.collector.observe(event)
+            self._take_in(event)
             seen += 1
-            if isinstance(event, Failure) and event.reason == ENDS_THE_RUN:
-                raise RuntimeError(f"goldilocks.rewards.on_failure=error: {self.backend.explain(event)}")
-            last, many = self.collector.last_failure, self.collector.failures_in_a_row
-            if last is not None and many >= self._max_failures:
-                raise RuntimeError(f"{many} rollouts failed in a row; {self.backend.explain(last)}")
+            if self._ends_by:
+                break
+        if self._ends_by:
+            raise RuntimeError(self._ends_by)
         self._cancel()
         return seen
+
+    def _take_in(self, event: Event) -> None:
+        self.collector.observe(event)
+        last, many = self.collector.last_failure, self.collector.failures_in_a_row
+        if isinstance(event, Failure) and event.reason == ENDS_THE_RUN:
+            self._ends_by = f"goldilocks.rewards.on_failure=error: {self.backend.explain(event)}"
+        elif last is not None and many >= self._max_failures:
+            self._ends_by = f"{many} rollouts failed in a row; {self.backend.explain(last)}"
 
     def _cancel(self) -> None:
         if uids := self.collector.cancelled():
@@ -249,10 +257,13 @@ class Driver:
             self._threshold_fits = 0 < passed < 1
             if not self._threshold_fits:
                 logger.warning(ONE_SIDED, "no" if passed == 0 else "every", beliefs.positive_threshold)
-        alike = sum(len(set(map(beliefs.passed, group.rollouts))) == 1 for group in trained)
-        if isinstance(self.collector.filter, Variance) and not self._sides_said and alike * 10 > len(trained):
+        filtered = self.gate is not None or not isinstance(self.collector.filter, Everything)
+        differ = filter(is_informative, trained) if filtered and not self._sides_said else ()
+        least = beliefs.positive_threshold
+        alike = sum(len({outcome(one, None) >= least for one in group.rollouts}) == 1 for group in differ)
+        if alike:
             self._sides_said = True
-            logger.warning(ALIKE, alike, len(trained), beliefs.positive_threshold)
+            logger.warning(ALIKE, alike, len(trained), least)
 
     # -- a checkpoint --------------------------------------------------------------------------------------------------
 
@@ -263,7 +274,9 @@ class Driver:
         ends while it writes over an older checkpoint leaves the older state with the older rows.
         """
         if self.collector.surplus.pauses:
-            self.observe(self.backend.up_to_saved_moment())
+            for event in self.backend.up_to_saved_moment():
+                self._take_in(event)  # what ends the run does so when it would generate on: the weights are saved first
+            self._cancel()
         # Since the last batch: of a validation, or of a batch that could not be filled.
         self.collector.accounts.charge(self.backend.rewards_spent())
         parts = {name: part.state_dict() for name, part in self._parts.items()}

@@ -291,6 +291,8 @@ def test_a_key_without_effect_is_said(overrides: list[str], key: str, caplog: An
         (["algorithm.filter_groups.enable=true"], None),  # acc where it is returned
         (["algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=seq_reward"], "reward"),
         (["algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=score"], "score"),
+        (["goldilocks.filter=band"], None),
+        (["goldilocks.filter=[variance,length]", "goldilocks.filter_kwargs.metric=score"], "score"),
         ([], "reward"),
     ],
 )

@@ -13,7 +13,7 @@ import pytest
 from builders import plain_collector
 
 from goldilocks.core import Collector, Exhausted, Limits, Surplus
-from goldilocks.core.filters import Everything, Variance
+from goldilocks.core.filters import Everything, Variance, build_filter
 from goldilocks.core.limits import Budget
 from goldilocks.drive.backend import Rounds, places
 from goldilocks.drive.driver import GRADED_GROUPS, MAX_FAILURES, MAX_REFILLS, Driver, Epochs, Stalled
@@ -140,6 +140,28 @@ def test_a_run_that_keeps_nothing_says_so_and_says_it_again_after_twice_as_many(
 def test_a_reward_that_must_not_fail_ends_the_run_at_once() -> None:
     with pytest.raises(RuntimeError, match=r"goldilocks\.rewards\.on_failure=error: the last one: RewardFailed"):
         Driver(plain_collector(), failed("RewardFailed"), NoRows()).batch()
+
+
+def test_a_reward_that_fails_while_a_run_is_saved_ends_it_when_it_goes_on_and_not_the_save(tmp_path: Path) -> None:
+    """Its rollout had its whole answer when the batch was full; its reward came during the update."""
+
+    class Late(Rounds):
+        def events(self, within: float | None = None) -> Iterator[Event]:
+            return (event for event in super().events(within) if (event.uid, event.index) != ("g1", 1))
+
+        def up_to_saved_moment(self) -> Iterable[Event]:
+            return [Failure("g1", 1, "RewardFailed", 3)]
+
+        def pause(self) -> Iterable[Paused]:
+            return [Paused("g1", 1, 3)]
+
+    of = plain_collector(target_groups=1, gen_batch_size=2, surplus=Surplus(1, "partial"))
+    subject = Driver(of, Late(answers), NoRows())
+    subject.batch()
+    subject.save(tmp_path)
+    assert (tmp_path / "goldilocks.npz").exists()
+    with pytest.raises(RuntimeError, match=r"goldilocks\.rewards\.on_failure=error: the last one: RewardFailed"):
+        subject.batch()
 
 
 def test_what_rewards_cost_is_in_the_accounts_and_survives_a_checkpoint(tmp_path: Path) -> None:
@@ -284,6 +306,25 @@ def test_groups_of_failures_alone_that_pass_the_filter_are_said_once(caplog: Any
         driver.metrics()
     (said,) = [record.message for record in caplog.records if "only failures" in record.message]
     assert said.startswith("2 of the 2 groups of this batch")
+
+
+def test_whether_such_groups_pass_is_seen_by_acc_and_behind_a_chain_of_filters(caplog: Any) -> None:
+    """The shaped rewards of one group cross the threshold, but none of its answers is right."""
+
+    def shaped(requests: Sequence[Request]) -> Iterator[Rollout]:
+        for request, index, _ in places(requests):
+            right = float(request.uid != "g0" and index)
+            yield Rollout(request.uid, index, right or 0.9 * index, 3, metrics={"acc": right})
+
+    chain = build_filter(["variance", "length"], {"metric": "reward"})
+    for of, expected in ((plain_collector(filter=chain), 1), (plain_collector(filter=Everything()), 0)):
+        caplog.clear()
+        driver = Driver(of, Rounds(shaped), NoRows())
+        driver.batch()
+        driver.metrics()
+        said = [record.message for record in caplog.records if "only failures" in record.message]
+        assert len(said) == expected
+        assert all(one.startswith("1 of the 2 groups of this batch") for one in said)
 
 
 @pytest.mark.parametrize(("on_full", "carry"), [("partial", 4), ("requeue", 1), ("finish", 1)])
