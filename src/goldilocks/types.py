@@ -70,7 +70,7 @@ class OnExhausted(Word):
 
     ERROR = "error"  # raise ``Exhausted``
     SHRINK = "shrink"  # train on the groups there are
-    BACKFILL = "backfill"  # fill the batch up with dropped groups whose rewards are equal: they have no gradient
+    BACKFILL = "backfill"  # fill the batch up with dropped groups whose rewards are equal; they are not trained
 
 
 class OnFull(Word):
@@ -203,21 +203,23 @@ class Group:
 
     def values(self, metric: str | None) -> list[float]:
         """The metric of every rollout: ``outcome`` of each."""
-        try:
-            return [outcome(rollout, metric) for rollout in self.rollouts]
-        except KeyError:
-            known = ", ".join(sorted({REWARD}.union(*(rollout.metrics for rollout in self.rollouts))))
-            raise ValueError(
-                f"algorithm.filter_groups.metric={metric!r} is not accepted: a metric that the reward function "
-                f"returned for every rollout of group {self.uid}, which has {known}"
-            ) from None
+        return [outcome(rollout, metric) for rollout in self.rollouts]
 
 
 def outcome(rollout: Rollout, metric: str | None) -> float:
     """A metric of a rollout. ``reward`` is the reward itself; None is ``acc`` where it is returned, else the reward."""
     if metric is None:
         return rollout.metrics.get(OUTCOME, rollout.reward)
-    return rollout.reward if metric == REWARD else rollout.metrics[metric]
+    if metric == REWARD:
+        return rollout.reward
+    try:
+        return rollout.metrics[metric]
+    except KeyError:
+        known = ", ".join(sorted({REWARD, *rollout.metrics}))
+        raise ValueError(
+            f"algorithm.filter_groups.metric={metric!r} is not accepted: a metric that the reward function "
+            f"returned for every rollout of group {rollout.uid}, one of which has {known}"
+        ) from None
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float]:

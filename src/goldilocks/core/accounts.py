@@ -227,6 +227,7 @@ class StepStatistics:
 
     prompts_issued: int = 0
     rollouts_asked: int = 0
+    rollouts_ended: int = 0
     tokens_arrived: int = 0
     failures: dict[str, int] = field(default_factory=dict)
     judged: Tally = field(default_factory=Tally)
@@ -246,7 +247,8 @@ class StepStatistics:
     components: dict[str, list[float]] = field(default_factory=dict)  # the sum of a metric, and of how many rollouts
 
     def arrive(self, event: Event, before: int) -> None:
-        """Count the tokens of one rollout, without the ``before`` tokens that were counted when it paused."""
+        """Count one rollout and its tokens, without the ``before`` tokens that were counted when it paused."""
+        self.rollouts_ended += not isinstance(event, Paused)
         self.tokens_arrived += event.tokens - before
         self.started.add(event.tokens, finished=isinstance(event, Rollout), before=before)
 
@@ -308,15 +310,15 @@ class StepStatistics:
             **{f"filter/dropped/{reason}": count for reason, count in self.dropped.items()},
             **{f"train/rollout_failures/{reason}": count for reason, count in self.failures.items()},
             "adaptive_rollout/iterations": self.iterations,
-            "adaptive_rollout/total_rollouts": judged.rollouts,
+            "adaptive_rollout/total_rollouts": self.rollouts_ended,
             "adaptive_rollout/avg_rollouts_per_sample": _ratio(judged.rollouts, judged.groups),
             "adaptive_rollout/min_rollouts_per_sample": self.fewest,
             "adaptive_rollout/max_rollouts_per_sample": self.most,
             "adaptive_rollout/samples_with_positive": self.with_positive,
             "adaptive_rollout/samples_without_positive": judged.groups - self.with_positive,
             "adaptive_rollout/positive_rate": _ratio(self.with_positive, judged.groups),
-            "adaptive_rollout/efficiency": _ratio(judged.groups, judged.rollouts),
-            "adaptive_rollout/informative_groups_per_1k_rollouts": 1000 * _ratio(self.informative, judged.rollouts),
+            "adaptive_rollout/efficiency": _ratio(judged.groups, self.rollouts_ended),
+            "adaptive_rollout/informative_groups_per_1k_rollouts": 1000 * _ratio(self.informative, self.rollouts_ended),
         }
 
     def state_dict(self) -> dict[str, Any]:

@@ -64,17 +64,22 @@ class Allocator(Policy):
     def worth(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         """Return the chance that a visit to each prompt is informative, per rollout; beliefs are Beta(a, b)."""
         first, whole = self.size()
-        differ = chance_to_differ(a, b, first)
-        return np.asarray(differ / (first + differ * (whole - first)))
+        return _best_worth(a, b, [first], whole)
 
 
-def chance_to_differ(a: np.ndarray, b: np.ndarray, n: int) -> np.ndarray:
-    """Return the chance that n rollouts of each prompt are not all alike."""
-    right, wrong = np.ones_like(a), np.ones_like(b)
-    for j in range(n):
-        right = right * (a + j) / (a + b + j)
-        wrong = wrong * (b + j) / (a + b + j)
-    return np.asarray(1 - right - wrong)
+def _best_worth(a: np.ndarray, b: np.ndarray, ends: Sequence[int], whole: int) -> np.ndarray:
+    """Return the chance to be informative per rollout of groups that end at one of ``ends``, the best, if they agree.
+
+    Groups whose rewards differ by then have ``whole`` rollouts.
+    """
+    right, wrong, best = np.ones_like(a), np.ones_like(b), np.zeros_like(a)
+    for n in range(1, ends[-1] + 1):
+        right = right * (a + (n - 1)) / (a + b + (n - 1))
+        wrong = wrong * (b + (n - 1)) / (a + b + (n - 1))
+        if n in ends:
+            differ = 1 - right - wrong
+            best = np.maximum(best, differ / (n + differ * (whole - n)))
+    return best
 
 
 @dataclass
@@ -240,14 +245,14 @@ class Sequential(Allocator):
         seen, passes, row = len(group), beliefs.passes(group), group.prompt.index
         if seen >= self.n or (self.worth_of is Worth.INFORMATIVE and beliefs.differs(group)):
             return self.n
-        a, b = beliefs.posterior_of(row)
+        a, b = beliefs.posterior_of(row)  # these rollouts are in it
         cost = (2 * beliefs.expected_cost_of(row) + beliefs.paid(group)) / (2 + seen)  # of a rollout of this prompt
         price = self.price * cost
         if self.worth_of is Worth.SIGNAL:
-            a, b = a + passes, b + seen - passes
             adds = a * b / ((a + b) * (a + b + 1))  # expected p(1 − p): what one rollout adds to the signal
             return min(seen + self.chunk, self.n) if adds >= price else seen
-        return self._next(*((a, b) if passes else (b, a)), seen, price)
+        same, other = (a, b) if passes else (b, a)
+        return self._next(same - seen, other, seen, price)
 
     def _next(self, same: float, other: float, seen: int, price: float) -> int:
         """Return how many rollouts to have at the next decision that may give the group up; ``seen``: give it up now.
@@ -278,6 +283,10 @@ class Sequential(Allocator):
 
     def size(self) -> tuple[int, int]:
         return self.chunk, self.n
+
+    def worth(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """Return the same where the group is given up after as many chunks as are best for the prompt."""
+        return _best_worth(a, b, [*range(self.chunk, self.n, self.chunk), self.n], self.n)
 
     def state_dict(self) -> dict[str, Any]:
         return {"earned": self._earned, "paid": self._paid, "given_up": self._given_up}

@@ -75,7 +75,6 @@ class Beliefs:
         self.concentration = FLAT
         self._concentrations = [0.0] * len(CONCENTRATIONS)  # log-likelihood of each
         self._wanders = [0.0] * len(WANDERS)  # the same, faded
-        self._size = 8.0  # mean rollouts of a group
         self._log_tokens = 0.0  # mean log-length of the first answers: what effects of length are around
         self._judged = 0  # groups, since ``recent`` was last faded
         self._score = {"belief": 0.0, "mean": 0.0, "passes": 0.0, "groups": 0.0}
@@ -107,10 +106,11 @@ class Beliefs:
 
     # -- learning ------------------------------------------------------------------------------------------------------
 
-    def record(self, group: Group) -> None:
-        """Learn from a visit that was judged."""
+    def record(self, group: Group, learnt: int = 0) -> None:
+        """Learn from a visit that was judged; its first ``learnt`` rollouts were learnt from before."""
         row = group.prompt.index
-        self.learn(group)
+        self.learn(group, learnt)
+        self.learn_length(group)
         self.visits[row] += 1
         self.recent[row] += 1
         self.streak[row] = 0 if self.differs(group) else min(int(self.streak[row]) + 1, 65_535)
@@ -119,11 +119,14 @@ class Beliefs:
             self.recent *= 2 ** (-self._judged / len(self))
             self._judged = 0
 
-    def learn(self, group: Group) -> None:
-        """Learn the pass rate and the length from the rollouts of a group, also of one that is given up unjudged."""
-        row, trials = group.prompt.index, len(group)
-        self.learn_rate(row, self.passes(group), trials)
-        self._learn_length(row, group.tokens / trials, trials)
+    def learn(self, group: Group, learnt: int = 0) -> None:
+        """Learn the pass rate from the rollouts of a group behind the first ``learnt``.
+
+        Each chunk is learnt from when it is complete. Learnt at their end, groups that stop at a success would come
+        soon after an update and all others late, as if their strata fell from one update to the next.
+        """
+        if chunk := group.rollouts[learnt:]:
+            self.learn_rate(group.prompt.index, sum(map(self.passed, chunk)), len(chunk), first=not learnt)
 
     def trained(self, groups: Iterable[Group]) -> None:
         """Note an update: the groups that were trained have moved their prompts and strata."""
@@ -142,8 +145,8 @@ class Beliefs:
                 rate = min(max(rates[name], EDGE**2), 1 - EDGE**2)
                 self._told[stratum] = math.log(rate / (1 - rate))
 
-    def learn_rate(self, row: int, passes: int, trials: int) -> None:
-        """Learn from how many of a prompt's rollouts passed."""
+    def learn_rate(self, row: int, passes: int, trials: int, first: bool = True) -> None:
+        """Learn from how many of a prompt's rollouts passed; ``first``: of a visit, which says how beliefs forecast."""
         own, effects = (float(self.positives[row]), float(self.negatives[row])), self.rates.of(row)
         since, trained = float(self.level[row]), float(self.moves[row])
         if trained or any(moves for _, _, moves, _ in effects):
@@ -157,7 +160,8 @@ class Beliefs:
         rate, doubt = _level(mean, level.variance)
         left = _left(own, mean - since, moved)
         worth = _worth(self.concentration, doubt)
-        self._keep_score((worth * rate + own[0] * left, worth * (1 - rate) + own[1] * left), passes, trials)
+        if first:
+            self._keep_score((worth * rate + own[0] * left, worth * (1 - rate) + own[1] * left), passes, trials)
         if len(self.rates):
             for j, concentration in enumerate(CONCENTRATIONS):
                 worth = _worth(concentration, doubt)
@@ -170,12 +174,7 @@ class Beliefs:
             slope = self.concentration * rate * (1 - rate)
             ups, downs = (sum(1 / (one + j) for j in range(n)) for one, n in ((a, passes), (b, trials - passes)))
             spread = slope**2 * (a + b + 1) / (a * b)
-
-            def information(n: float) -> float:
-                return spread * n / (a + b + n)
-
-            self._size += 0.02 * (trials - self._size)
-            mean += self.rates.learn(row, level, slope * (ups - downs), information(trials), information(self._size))
+            mean += self.rates.learn(row, level, slope * (ups - downs), spread * trials / (a + b + trials))
         left = _left(own, mean - since, moved)
         self.positives[row], self.negatives[row] = own[0] * left + passes, own[1] * left + trials - passes
         self.level[row], self.moves[row] = mean, 0
@@ -188,13 +187,16 @@ class Beliefs:
         worth, left = _worth(self.concentration, doubt), _left(own, mean - since, moved)
         return worth * rate + own[0] * left, worth * (1 - rate) + own[1] * left
 
-    def _learn_length(self, row: int, tokens: float, trials: int) -> None:
+    def learn_length(self, group: Group) -> None:
+        """Learn the length of a prompt's answers from a group, also from one that is given up unjudged."""
+        row, trials = group.prompt.index, len(group)
+        tokens = group.tokens / trials
         self._log_tokens = self._log_tokens or math.log(max(tokens, 1.0))
         if len(self.lengths):
             level = self.lengths.level(self.lengths.of(row), LENGTH_WANDERS)
             seen = math.log(max(tokens, 1.0)) - self._log_tokens
             information = 1 / (LENGTH_NOISE * (1 + 1 / trials))  # prompts of a stratum differ as their answers do
-            self.lengths.learn(row, level, (seen - level.mean) * information, information, information)
+            self.lengths.learn(row, level, (seen - level.mean) * information, information)
         self.tokens[row] = 0.5 * (self.tokens[row] + tokens) if self.visits[row] else tokens
 
     def _keep_score(self, beta: tuple[float, float], passes: int, trials: int) -> None:
@@ -288,7 +290,7 @@ class Beliefs:
             "concentration": self.concentration,
             "concentrations": list(self._concentrations),
             "wanders": list(self._wanders),
-            **{name: getattr(self, f"_{name}") for name in ("size", "log_tokens", "judged")},
+            **{name: getattr(self, f"_{name}") for name in ("log_tokens", "judged")},
             "score": dict(self._score),
             "told": dict(zip(self._names, (1 / (1 + np.exp(-self._told))).tolist(), strict=True)),
         }
@@ -298,7 +300,7 @@ class Beliefs:
         self.rates.load_state_dict(state["rates"])
         self.lengths.load_state_dict(state["lengths"])
         self._concentrations, self._wanders = list(state["concentrations"]), list(state["wanders"])
-        for name in ("size", "log_tokens", "judged"):
+        for name in ("log_tokens", "judged"):
             setattr(self, f"_{name}", state[name])
         self._score = dict(state["score"])
         self.tell(state["told"])

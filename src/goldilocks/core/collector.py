@@ -63,7 +63,7 @@ from goldilocks.types import (
     mean_and_std,
 )
 
-STATE_LAYOUT = 6  # raised when ``state_dict`` changes its meaning
+STATE_LAYOUT = 7  # raised when ``state_dict`` changes its meaning
 
 # The attributes that are saved, but for the statistics: each has ``state_dict`` and ``load_state_dict``.
 _POLICIES = ("selector", "allocator", "filter")
@@ -384,7 +384,9 @@ class Collector:
         for open_group in reversed(stopped):
             self._open.close(open_group)
             if open_group.rollouts:
-                self.beliefs.learn(open_group.close())
+                group = open_group.close()
+                self.beliefs.learn(group, open_group.learnt)
+                self.beliefs.learn_length(group)
             self.accounts.move(open_group.arrived, Account.OPEN, Account.CANCELLED)
             self._queue.put_back(open_group.prompt.index, open_group.planned)
 
@@ -428,8 +430,11 @@ class Collector:
 
     def _decide(self, open_group: OpenGroup) -> None:
         """Ask for more, or judge. Called when everything that was asked for has arrived or failed."""
-        have = len(open_group.rollouts)
-        wanted = self.allocator.wanted(open_group.view(), self.beliefs) if have else 0
+        have, view = len(open_group.rollouts), open_group.view()
+        self.beliefs.learn(view, open_group.learnt)
+        open_group.learnt = have
+        works = have >= max(open_group.lost, 1)  # else it would fail on and on, up to the most that it can have
+        wanted = self.allocator.wanted(view, self.beliefs) if works else 0
         most = wanted if self.allocator.most is None else self.allocator.most
         if (more := min(wanted, most - open_group.lost) - have) > 0:
             self._open.want(open_group, more)
@@ -445,7 +450,7 @@ class Collector:
         spread = mean_and_std(group.rewards)[1] if len(group) > 1 else 0.0
         passes = self.beliefs.passes(group)
         if len(group):
-            self.beliefs.record(group)
+            self.beliefs.record(group, open_group.learnt)
             self.selector.learn(group, self.beliefs, informative=spread > MIN_STD)
             self.allocator.learn(group, self.beliefs)
         self._statistics.judge(group, verdict, spread=spread, passes=passes, iterations=open_group.asks)
@@ -465,7 +470,9 @@ class Collector:
             raise ValueError(f"index={event.index} is not accepted: {accepted}")
         if isinstance(event, Paused):
             return
-        self._statistics.arrive(event, before=self._paused.end(event))
+        before = self._paused.end(event)
+        if open_group is not None or not self._owed:  # else its step is over: there its tokens were in flight
+            self._statistics.arrive(event, before)
         self.accounts.post(Account.CANCELLED if open_group is None else Account.DUPLICATE, event.tokens)
 
     # -- state ---------------------------------------------------------------------------------------------------------

@@ -117,16 +117,15 @@ class Effects:
         """Return the stratum of each prompt in the first division."""
         return np.asarray(self._nodes[rows, 1] - 1)  # the first node is that of all prompts
 
-    def learn(self, row: int, level: Level, gradient: float, information: float, expected: float) -> float:
+    def learn(self, row: int, level: Level, gradient: float, information: float) -> float:
         """Move the effects of a prompt, whose level is given, by one observation; return by how much the sum moved.
 
         ``gradient`` is that of the observation's log-likelihood at the sum after its moves, ``information`` how much it
-        says. ``expected`` is how much such an observation says on average: the step must not depend on how soon the
-        observation was stopped, or strata whose groups stop at a success would seem easier than they are.
+        says. That must not depend on what was observed: how many rollouts a chunk has is known before it is asked for.
         """
         _, own, lever, now = level
         total = own + self._drift_variance * lever**2
-        step = max(min(total * gradient / (1 + total * expected), 2.0), -2.0)
+        step = max(min(total * gradient / (1 + total * information), 2.0), -2.0)
         shrink = information / (1 + total * information)
         self.drift += self._drift_variance * lever / total * step
         self._drift_variance += DRIFT_CHANGES - (self._drift_variance * lever) ** 2 * shrink

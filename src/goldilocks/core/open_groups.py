@@ -42,6 +42,7 @@ class OpenGroup:
     version: int
     number: int = 0  # how many visits to the prompt were issued before this one
     rollouts: list[Rollout] = field(default_factory=list)
+    learnt: int = 0  # of its rollouts, how many beliefs have learnt from
     settled: int = 0
     ahead: dict[int, Rollout | None] = field(default_factory=dict)  # None: the rollout failed
     in_flight: set[int] = field(default_factory=set)
@@ -116,7 +117,7 @@ class OpenGroup:
         return Group(self.uid, self.prompt, tuple(self.rollouts), self.planned, self.version)
 
     def pack(self) -> dict[str, Any]:
-        plain = ("uid", "planned", "version", "number", "settled", "asks", "lost")
+        plain = ("uid", "planned", "version", "number", "learnt", "settled", "asks", "lost")
         return {
             **{name: getattr(self, name) for name in plain},
             "key": self.prompt.key,

@@ -44,6 +44,14 @@ def until_success(rng: np.random.Generator, rate: float, n: int = 8) -> list[flo
     return found
 
 
+def learn_by_chunks(beliefs: Beliefs, row: int, rewards: list[float], chunk: int) -> None:
+    """Have the rollouts of a visit arrive, a chunk at a time."""
+    rollouts = [Rollout("g0", index, reward, 10) for index, reward in enumerate(rewards)]
+    for begin in range(0, len(rollouts), chunk):
+        beliefs.learn(Group("g0", Prompt(row, row), rollouts[: begin + chunk]), begin)
+    beliefs.record(Group("g0", Prompt(row, row), rollouts), len(rollouts))
+
+
 # -- one prompt --------------------------------------------------------------------------------------------------------
 
 
@@ -135,16 +143,36 @@ def test_a_group_that_was_given_up_is_learnt_from_and_is_no_visit() -> None:
 # -- strata ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ends", [rewards, until_success])
-def test_a_prompt_never_tried_is_believed_to_be_like_those_of_its_stratum_whatever_ended_their_groups(ends) -> None:
+@pytest.mark.parametrize(("ends", "chunk"), [(rewards, 8), (until_success, 2)])
+def test_a_prompt_never_tried_is_believed_to_be_like_those_of_its_stratum_whatever_ended_their_groups(
+    ends, chunk
+) -> None:
     many = np.arange(2_000)
     rng, beliefs = np.random.default_rng(0), Beliefs(many.astype(np.uint64), divisions=by(many % 5))
     for row in range(1_995):
-        rollouts = [Rollout("g0", index, reward, 10) for index, reward in enumerate(ends(rng, RATES[row % 5]))]
-        beliefs.record(Group("g0", Prompt(row, row), rollouts))
+        learn_by_chunks(beliefs, row, ends(rng, RATES[row % 5]), chunk)
         if row % 16 == 0:
             beliefs.trained([])
     assert_allclose(beliefs.pass_rate(np.arange(1_995, 2_000)), RATES, atol=0.03)
+
+
+def test_strata_whose_groups_stop_at_a_success_do_not_seem_to_rise_while_they_are_trained() -> None:
+    """Successes end a group soon after an update, failures late before the next one."""
+    rates, many, rng = np.array([0.02, 0.05, 0.1, 0.3]), np.arange(2_400), np.random.default_rng(0)
+    beliefs, believed = Beliefs(many.astype(np.uint64), divisions=by(many % 4)), []
+    for update in range(36):
+        open_groups = [Group("g0", Prompt(row, row), []) for row in range(64 * update, 64 * update + 64)]
+        groups = list(open_groups)
+        while open_groups:  # every group is asked for its next chunk, those with a success are complete
+            for one in open_groups:
+                learnt = len(one)
+                right = rewards(rng, rates[one.prompt.index % 4], 8 if learnt else 2)
+                one.rollouts.extend(Rollout("g0", learnt + index, reward, 10) for index, reward in enumerate(right))
+                beliefs.learn(one, learnt)
+            open_groups = [one for one in open_groups if len(one) < 64 and not beliefs.passes(one)]
+        beliefs.trained(groups)
+        believed.append(beliefs.pass_rate(many[-4:]))
+    assert_allclose(np.mean(believed[18:], axis=0), rates, atol=0.06)
 
 
 def test_strata_are_remembered_whoever_chooses() -> None:

@@ -144,7 +144,7 @@ def test_a_batch_that_is_not_ready_is_not_taken() -> None:
 def test_a_saved_state_of_another_layout_is_refused() -> None:
     state = collector().state_dict()
     state["layout"] -= 1
-    with pytest.raises(ValueError, match="layout=5 is not accepted: a state saved in layout 6; start the run anew"):
+    with pytest.raises(ValueError, match="layout=6 is not accepted: a state saved in layout 7; start the run anew"):
         collector().load_state_dict(state)
 
 
@@ -288,6 +288,22 @@ def test_metrics_have_the_documented_names() -> None:
         "informative_groups_per_1k_rollouts": 250,
     }
     assert {name: metrics[f"adaptive_rollout/{name}"] for name in expected} == expected
+
+
+def test_everything_that_was_generated_counts_as_rollouts_of_the_step() -> None:
+    subject = collector(target_groups=1, surplus=Surplus(on_full="requeue"), gen_batch_size=2)
+    first, _ = subject.requests()
+    subject.observe(Failure("g0", 0, "judge"))
+    subject.observe(Rollout("g0", 1, 1.0, 10))
+    (again,) = subject.requests()
+    subject.observe(Rollout("g0", again.first, 0.0, 10))
+    subject.take()
+    for uid in subject.cancelled():  # g1, of which nothing had come
+        for index in range(first.n):
+            subject.observe(Failure(uid, index, "cancelled"))
+    metrics = subject.metrics()
+    assert metrics["adaptive_rollout/total_rollouts"] == subject.accounts.generated_rollouts == 5
+    assert metrics["adaptive_rollout/efficiency"] == 1 / 5
 
 
 def test_a_reordered_data_set_finds_its_groups_and_beliefs_again() -> None:

@@ -69,6 +69,20 @@ def test_rollouts_that_failed_for_good_take_their_places_of_a_group_and_do_not_e
     assert (len(group), asked) == (10, 12)
 
 
+def test_a_group_that_lost_more_rollouts_than_it_has_ends() -> None:
+    """A prompt whose answers cannot be graded would otherwise fail on and on, up to the most that a group can have."""
+    subject = collector(allocator=Adaptive(), target_groups=1, limits=Limits(max_retries=0), filter=Everything())
+    asked = 0
+    while not subject.ready:
+        for request in subject.requests():
+            for index in range(request.first, request.first + request.n):
+                asked += 1
+                late = Failure("g0", index, "judge")
+                subject.observe(Rollout("g0", index, 0.0, tokens=10) if asked <= 2 else late)
+    (group,) = subject.take()
+    assert (len(group), asked) == (2, 2 + 8)
+
+
 def test_a_duplicate_is_counted_and_not_trained_twice() -> None:
     subject = collector(allocator=Fixed(3), target_groups=1)
     subject.requests()

@@ -7,7 +7,7 @@ import json
 import random
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from goldilocks.core.effects import Division
 from goldilocks.core.filters import Everything, Variance
 from goldilocks.lab.simulate import Setup, recipe_settings
 from goldilocks.runs.checkpoints import save_state
+from goldilocks.types import Failure, Rollout
 
 SETTINGS = {name: recipe_settings(name, Setup()) for name in names()}
 MAX_N = {"pilot": 16, "knapsack": 32, "adaptive": 32, "contrast": 32, "thompson_contrast": 32}
@@ -120,15 +121,30 @@ def test_groups_are_trained_once_in_issue_order_and_within_their_age(case: dict[
         assert all(step - group.version <= case["surplus"].max_carry_steps for group in batch)
 
 
+@dataclass
+class Belated(FaultyEngine):
+    """Counts the tokens of what was cancelled in an earlier step, and belongs to that step's limit."""
+
+    cancelled: set[str] = field(default_factory=set)
+    late_tokens: int = 0
+
+    def step(self) -> list[Rollout | Failure]:
+        events = super().step()
+        self.late_tokens += sum(event.tokens for event in events if event.uid in self.cancelled)
+        return events
+
+
 @properties
 @given(cases)
 def test_no_limit_is_exceeded(case: dict[str, Any]) -> None:
     bounds, collector, log = case["limits"], make(case), Log()
-    engine = FaultyEngine(case["seed"], duplicate_rate=0.0, late_rate=0.0)
+    engine, cancelled = Belated(case["seed"], duplicate_rate=0.0), set[str]()
     asked: dict[str, int] = {}
     try:
         for _ in range(3):
-            before = collector.accounts.generated_tokens
+            before, engine.late_tokens = collector.accounts.generated_tokens, 0
+            cancelled |= {decision[1] for decision in log.decisions if decision[0] == "cancel"}
+            engine.cancelled = set(cancelled)
             log.decisions.clear()
             while not collector.ready:
                 turn(collector, engine, log)
@@ -138,7 +154,7 @@ def test_no_limit_is_exceeded(case: dict[str, Any]) -> None:
                 asked[decision[1]] = asked.get(decision[1], 0) + decision[3]
             assert rollouts <= (bounds.max_rollouts_per_step or rollouts)
             assert prompts <= (bounds.max_num_gen_batches or prompts) * case["gen_batch_size"]
-            tokens = collector.accounts.generated_tokens - before
+            tokens = collector.accounts.generated_tokens - before - engine.late_tokens
             assert tokens <= (bounds.max_tokens_per_step or tokens)
             batch = take(collector, engine, log)
             most = MAX_N.get(case["policy"], 8)

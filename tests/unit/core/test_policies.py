@@ -224,7 +224,7 @@ def test_variance_keeps_groups_whose_rewards_differ(rewards: list[float], keep: 
 
 def test_variance_judges_the_metric_it_is_told_to() -> None:
     assert Variance(metric="acc").judge(group([1, 0])).keep
-    with pytest.raises(ValueError, match=r"metric='f1' is not accepted: .* which has acc, reward"):
+    with pytest.raises(ValueError, match=r"metric='f1' is not accepted: .* one of which has acc, reward"):
         Variance(metric="f1").judge(group([1, 0]))
 
 

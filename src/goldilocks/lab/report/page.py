@@ -41,7 +41,7 @@ LONGEST_PROMPT = 600  # characters of a prompt in the table
 LONGEST_ANSWER = 4000
 ABSENT = "–"
 _percent, _share, _tenths, _count = "{:.1%}".format, "{:.3f}".format, "{:.1f}".format, "{:,.0f}".format
-JUDGED = "adaptive_rollout/total_rollouts"
+GENERATED = "adaptive_rollout/total_rollouts"
 WIDTH, WIDE = 560, 900
 FRAME = 720  # pixels of a page in a notebook
 EPILOG = """\
@@ -244,10 +244,10 @@ def _trained_share(run: Run) -> float | None:
 
 
 def _informative(run: Run) -> float | None:
-    """Return the mean over steps, weighted by the rollouts judged."""
-    rates, judged = run.history.series(INFORMATIVE), run.history.series(JUDGED)
-    weight = sum(judged.get(step, 0.0) for step in rates)
-    return sum(rate * judged.get(step, 0.0) for step, rate in rates.items()) / weight if weight else None
+    """Return the mean over steps, weighted by the rollouts generated."""
+    rates, made = run.history.series(INFORMATIVE), run.history.series(GENERATED)
+    weight = sum(made.get(step, 0.0) for step in rates)
+    return sum(rate * made.get(step, 0.0) for step, rate in rates.items()) / weight if weight else None
 
 
 def _large(value: float) -> str:
