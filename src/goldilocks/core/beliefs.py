@@ -125,8 +125,11 @@ class Beliefs:
         Each chunk is learnt from when it is complete. Learnt at their end, groups that stop at a success would come
         soon after an update and all others late, as if their strata fell from one update to the next.
         """
-        if chunk := group.rollouts[learnt:]:
-            self.learn_rate(group.prompt.index, sum(map(self.passed, chunk)), len(chunk), first=not learnt)
+        seen, before = group.counted
+        if seen != learnt:  # the group was just loaded
+            before = sum(map(self.passed, group.rollouts[:learnt]))
+        if trials := len(group) - learnt:
+            self.learn_rate(group.prompt.index, self.passes(group) - before, trials, first=not learnt)
 
     def trained(self, groups: Iterable[Group]) -> None:
         """Note an update: the groups that were trained have moved their prompts and strata."""

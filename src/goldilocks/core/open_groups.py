@@ -114,7 +114,9 @@ class OpenGroup:
 
     def close(self) -> Group:
         """Return the finished group: the prefix, and nothing that arrived ahead of it."""
-        return Group(self.uid, self.prompt, tuple(self.rollouts), self.planned, self.version)
+        group = Group(self.uid, self.prompt, tuple(self.rollouts), self.planned, self.version)
+        group.counted[:] = self.view().counted
+        return group
 
     def pack(self) -> dict[str, Any]:
         plain = ("uid", "planned", "version", "number", "learnt", "settled", "asks", "lost")
