@@ -30,6 +30,35 @@ def test_a_policy_of_the_users_own_is_rehearsed_before_training(
         world.trainer(tmp_path, sections={"goldilocks": {"selector": "trl_policy:Broken"}})
 
 
+def gspo(out: Path, *, engine: bool, carried: int = 1, **chosen: Any) -> None:
+    """Make a trainer with GSPO's loss and range."""
+    sections: dict[str, Any] = {"filter_groups": {"enable": True, "max_carry_steps": carried}}
+    chosen = {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, **chosen}
+    world.trainer(out, sections={**sections, **({"engine_slots": 4} if engine else {})}, **chosen)
+
+
+def test_gspo_with_carried_rows_that_have_the_engines_log_probs_is_refused(tmp_path: Path) -> None:
+    message = r"filter_groups\.max_carry_steps=1 is not accepted: 0 with importance_sampling_level='sequence', .*slots"
+    with pytest.raises(ValueError, match=message):
+        gspo(tmp_path, engine=True)
+    with pytest.raises(ValueError, match=message):
+        gspo(tmp_path, engine=True, epsilon_high=4e-4)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"carried": 0},
+        {"epsilon": 0.2},
+        {"importance_sampling_level": "token"},
+        {"engine": False},  # the trainer computes the log-probs of rows that wait
+        {"num_iterations": 2},  # TRL computes those of all rows
+    ],
+)
+def test_gspo_that_has_none_of_these_is_accepted(tmp_path: Path, chosen: dict[str, Any]) -> None:
+    gspo(tmp_path, **{"engine": True, **chosen})
+
+
 def test_what_a_round_generated_is_let_go_before_the_batch_is_trained(tmp_path: Path) -> None:
     trainer = world.trainer(tmp_path, sections={"filter_groups": {"enable": True}})
     generate, rounds = trainer._generate_round, []
