@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trl_world as world
 from builders import plain_collector
+from run_files import logged
 
 from goldilocks.tasks.tiny_model import build, character_tokenizer
 from goldilocks.trl.collection import Round
@@ -92,3 +93,16 @@ def test_a_completion_is_truncated_unless_its_last_allowed_token_ends_it(tmp_pat
     ended = [int(row.tensors["completion_ids"][0]) == trainer.processing_class.eos_token_id for row in rows]
     assert set(ended) == {True, False}
     assert [row.truncated for row in rows] == [not one for one in ended]
+
+
+def test_a_reward_function_that_applies_to_no_row_has_no_mean(tmp_path: Path) -> None:
+    def never(completions: list[Any], **_: Any) -> list[None]:
+        return [None] * len(completions)
+
+    sections = {"filter_groups": {"enable": True}}
+    trained = world.run(tmp_path, sections, reward_funcs=[world.reward, never], max_steps=1)
+    (of_trl,) = (one for one in trained.state.log_history if "loss" in one)
+    assert of_trl["rewards/never/mean"] is None
+    (ours,) = (one for one in logged(tmp_path) if "train/groups_judged" in one)
+    assert 0 < ours["reward/reward"] < 1
+    assert "reward/never" not in ours
