@@ -83,11 +83,12 @@ class CollectedTrainer(WholeCheckpoints):
     """A mixin for a trainer of TRL's: dynamic sampling, adaptive rollouts, selectors and the batch filter.
 
     ``filter_groups``, ``adaptive_rollout``, ``goldilocks`` and ``batch_filter`` are sections with the keys and defaults
-    of docs/reference.md; ``gen_batch_size`` is how many prompts are chosen at a time (default: a batch of them).
-    Without any of them this is TRL's trainer. ``engine_slots`` generates with Goldilocks' engine, so many rollouts at a
-    time, in the place of ``model.generate``; ``only_signal`` computes no row whose advantage is zero, where the loss
-    allows it and there is one process: the gradient is the same. ``eval_loss=False`` evaluates rewards alone.
-    ``run_dir`` is where ``goldilocks report`` finds the run (default: ``output_dir``).
+    of docs/reference.md; ``gen_batch_size`` is how many prompts are chosen at a time (default: a batch of them,
+    with ``sequential`` and ``max_carry_steps`` above 1 two). Without any of them this is TRL's trainer.
+    ``engine_slots`` generates with Goldilocks' engine, so many rollouts at a time, in the place of ``model.generate``;
+    ``only_signal`` computes no row whose advantage is zero, where the loss allows it and there is one process: the
+    gradient is the same. ``eval_loss=False`` evaluates rewards alone. ``run_dir`` is where
+    ``goldilocks report`` finds the run (default: ``output_dir``).
     """
 
     trl_versions: str  # that were tested
