@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -176,6 +177,10 @@ class PromptOrder:
             self._position = 0
         self._held[:] = 0
         self._held[rows[rows >= 0]] = 1
+        left = Counter(np.asarray(state["keys"]).tolist()) - Counter(self._keys[self._held > 0].tolist())
+        for row in np.flatnonzero(self._held == 0) if left else ():  # of prompts that are alike, ``find`` has one row
+            if left[key := int(self._keys[row])]:
+                self._held[row], left[key] = 1, left[key] - 1
 
 
 class IssuedVisits:

@@ -31,6 +31,7 @@ from goldilocks.engine.weights import check_adapters, is_adapted
 from goldilocks.errors import require
 from goldilocks.hashing import hashed
 from goldilocks.losses.log_probs import WeightsGuard
+from goldilocks.losses.policy_loss import TOKEN_LEVEL
 from goldilocks.runs.history import by_column, check_values, column_and_value, metric_name, value_of
 from goldilocks.trl.collection import SCALE, Collection, Processes, Rewards, Sizes, WrittenFor, having, warn_of_changes
 from goldilocks.trl.engine_rollouts import EngineRollouts, Turns
@@ -82,11 +83,12 @@ class CollectedTrainer(WholeCheckpoints):
     """A mixin for a trainer of TRL's: dynamic sampling, adaptive rollouts, selectors and the batch filter.
 
     ``filter_groups``, ``adaptive_rollout``, ``goldilocks`` and ``batch_filter`` are sections with the keys and defaults
-    of docs/reference.md; ``gen_batch_size`` is how many prompts are chosen at a time (default: a batch of them).
-    Without any of them this is TRL's trainer. ``engine_slots`` generates with Goldilocks' engine, so many rollouts at a
-    time, in the place of ``model.generate``; ``only_signal`` computes no row whose advantage is zero, where the loss
-    allows it and there is one process: the gradient is the same. ``eval_loss=False`` evaluates rewards alone.
-    ``run_dir`` is where ``goldilocks report`` finds the run (default: ``output_dir``).
+    of docs/reference.md; ``gen_batch_size`` is how many prompts are chosen at a time (default: a batch of them,
+    with ``sequential`` and ``max_carry_steps`` above 1 two). Without any of them this is TRL's trainer.
+    ``engine_slots`` generates with Goldilocks' engine, so many rollouts at a time, in the place of ``model.generate``;
+    ``only_signal`` computes no row whose advantage is zero, where the loss allows it and there is one process: the
+    gradient is the same. ``eval_loss=False`` evaluates rewards alone. ``run_dir`` is where
+    ``goldilocks report`` finds the run (default: ``output_dir``).
     """
 
     trl_versions: str  # that were tested
@@ -143,6 +145,7 @@ class CollectedTrainer(WholeCheckpoints):
     def _collect(self, sections: Sections, run_dir: Path) -> None:
         """Put the collector in the place of TRL's batches."""
         settings = sections.settings(self.args)
+        self._check_older_rows(settings)
         self._validate_by = settings.policies.validate_by
         processes = Processes(self.accelerator)
         dataset = self._remove_unused_columns(self.train_dataset, "training")
@@ -160,6 +163,21 @@ class CollectedTrainer(WholeCheckpoints):
         if driver is not None:
             self._record = RunRecord(run_dir, sections.config(self.args), self._update_metrics, driver.closing)
             self.add_callback(self._record)
+
+    def _check_older_rows(self, settings: Settings) -> None:
+        """Refuse GSPO with carried rows that have an engine's log-probs, whose rounding is wider than its range."""
+        args = self.args
+        narrow = self._ratio_per_token and args.importance_sampling_level == "sequence"  # RLOO has no such argument
+        narrow = narrow and (high := max(args.epsilon, args.epsilon_high or 0)) < TOKEN_LEVEL
+        engine = "use_vllm=True" if args.use_vllm else None if self._engine is None else "engine_slots"
+        aligned = args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations) == 0
+        computed = not aligned or (args.use_vllm and args.vllm_importance_sampling_correction)  # by TRL, of every row
+        if narrow and engine and not computed and settings.carries_groups:
+            accepted = (
+                f"0 with importance_sampling_level='sequence', a clip range of {high:g} (epsilon, epsilon_high) and "
+                f"{engine}: an older answer has the engine's log-probs, whose rounding is wider than the range"
+            )
+            require(False, "filter_groups.max_carry_steps", settings.surplus().max_carry_steps, accepted)
 
     def _driver(
         self, settings: Settings, prompts: DatasetPrompts, rows: CompletionRows, collection: Collection

@@ -50,6 +50,18 @@ def test_filter_groups_is_dynamic_sampling_on_the_metric() -> None:
     assert collector.limits.max_num_gen_batches == 10
 
 
+@pytest.mark.parametrize(
+    ("carried", "given", "at_once", "ahead"),
+    [(2, [], 16, 4), (1, [], 8, 0), (2, ["data.gen_batch_size=24"], 24, 4)],
+)
+def test_groups_that_grow_by_chunks_are_begun_ahead_where_they_may_be_trained_later(
+    carried: int, given: list[str], at_once: int, ahead: int
+) -> None:
+    chosen = settings("goldilocks.allocator=sequential", f"algorithm.filter_groups.max_carry_steps={carried}", *given)
+    collector = chosen.collector(ListSource(["a", "b"]))
+    assert (collector.target_groups, collector.gen_batch_size, collector.ahead) == (8, at_once, ahead)
+
+
 @pytest.mark.parametrize("metric", ["seq_reward", "seq_final_reward"])
 def test_the_names_of_the_summed_score_mean_the_reward(metric: str) -> None:
     chosen = settings("algorithm.filter_groups.enable=true", f"algorithm.filter_groups.metric={metric}")

@@ -9,7 +9,7 @@ import pytest
 from builders import answer, plain_collector
 
 from goldilocks import Collector, Failure, Limits, Rollout, Surplus
-from goldilocks.core.allocators import Adaptive, Fixed
+from goldilocks.core.allocators import Adaptive, Allocator, Fixed, Sequential, Worth
 from goldilocks.core.filters import Everything, Variance
 
 
@@ -43,6 +43,20 @@ def test_a_reward_or_a_metric_that_is_not_finite_is_a_failure(reward: float, acc
     assert subject.metrics()["train/rollout_failures/non_finite_reward"] == 1
 
 
+def test_a_metric_that_is_no_number_and_that_nothing_judges_by_is_dropped_and_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    subject = collector(target_groups=1)
+    metrics = {"format": math.nan, "length": 2.0}
+    for request in subject.requests():
+        for index in range(request.n):
+            subject.observe(Rollout(request.uid, index, float(index), tokens=4, metrics=metrics))
+    (group,) = subject.take()
+    assert [rollout.metrics for rollout in group.rollouts] == [{"length": 2.0}] * 2
+    assert subject.accounts.rollouts.get("failed", 0) == 0
+    assert caplog.text.count("format=nan: dropped, as nothing judges by it") == 1
+
+
 def test_a_group_whose_rollouts_all_fail_is_dropped() -> None:
     subject = collector(target_groups=1, limits=Limits(max_retries=0))
     subject.requests()
@@ -52,19 +66,33 @@ def test_a_group_whose_rollouts_all_fail_is_dropped() -> None:
     assert subject.requests()[0].uid == "g1"
 
 
+def sequential_by_chunks() -> Sequential:
+    """Return an allocator with a price at which it opens a group with one chunk, and goes on while rewards differ."""
+    allocator = Sequential(n=12, chunk=2, worth_of=Worth.SIGNAL)
+    allocator.load_state_dict({"earned": 6.0, "paid": 40.0, "given_up": 0})
+    return allocator
+
+
 @pytest.mark.parametrize(
-    "allocator",
-    [Adaptive(max_n=12, rollouts_per_batch=1), Adaptive(max_n=12, rollouts_per_batch=2), Adaptive(max_n=12)],
+    ("allocator", "rewards"),
+    [
+        (Adaptive(max_n=12, rollouts_per_batch=1), (0.0,)),
+        (Adaptive(max_n=12, rollouts_per_batch=2), (0.0,)),
+        (Adaptive(max_n=12), (0.0,)),
+        (sequential_by_chunks(), (0.0, 1.0)),
+    ],
 )
-def test_rollouts_that_failed_for_good_take_their_places_of_a_group_and_do_not_end_it(allocator: Adaptive) -> None:
+def test_rollouts_that_failed_for_good_take_their_places_of_a_group_and_do_not_end_it(
+    allocator: Allocator, rewards: tuple[float, ...]
+) -> None:
     subject = collector(allocator=allocator, target_groups=1, limits=Limits(max_retries=0), filter=Everything())
     asked = 0
     while not subject.ready:
         for request in subject.requests():
             for index in range(request.first, request.first + request.n):
                 asked += 1
-                fails = asked in (3, 4)
-                subject.observe(Failure("g0", index, "judge") if fails else Rollout("g0", index, 0.0, tokens=10))
+                reward, fails = rewards[index % len(rewards)], asked in (3, 4)
+                subject.observe(Failure("g0", index, "judge") if fails else Rollout("g0", index, reward, tokens=1))
     (group,) = subject.take()
     assert (len(group), asked) == (10, 12)
 

@@ -234,6 +234,12 @@ def test_band_excludes_its_ends() -> None:
     assert Band(lo=0.5, hi=1).judge(group([1, 0])).reason == "below_band"
 
 
+def test_band_counts_passes_and_not_the_mean_of_rewards() -> None:
+    assert Band(lo=0, hi=0.5).judge(group([-1, -1, -1, 1])).keep  # the mean, −0.5, is outside
+    assert Band(lo=0, hi=1).judge(group([-1, -1])).reason == "below_band"
+    assert Band(lo=0, hi=1).judge(group([1, 1])).reason == "above_band"
+
+
 def test_length_drops_groups_with_too_few_finished_answers() -> None:
     assert Length().judge(group([1, 0])).keep
     assert Length().judge(group([1, 0], truncated=True)).reason == "overlong"

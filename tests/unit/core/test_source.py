@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from datasets import Dataset
@@ -17,6 +19,19 @@ def test_a_pass_that_leaves_prompts_out_is_followed_by_the_next_one() -> None:
     pool = PromptOrder(5, seed=0, repeat=True, order=lambda epoch: np.array([4, 1, 2, 0]) + epoch % 2)
     assert pool.next(6).tolist() == [4, 1, 2, 0, 5, 2]
     assert pool.epoch == 1
+
+
+@pytest.mark.parametrize("now", ["abcabc", "cbacba", "aabbcc", "bca", "xcacabb"])
+def test_without_repeats_each_of_several_equal_prompts_is_spent_once_whatever_the_order_of_the_data(now: str) -> None:
+    before, after = (
+        PromptOrder(len(names), seed=0, repeat=False, keys=np.array([ord(name) for name in names], dtype=np.uint64))
+        for names in ("abcabc", now)
+    )
+    before.claim([0, 2, 3])  # both a, and one c
+    after.load_state_dict(before.state_dict())
+    free = Counter(now[index] for index in after.free())
+    assert free == Counter(now) - Counter("aac")
+    assert Counter(now[index] for index in after.next(9)) == free
 
 
 def test_a_column_is_of_the_data_or_of_its_extra_info_words_as_well_as_numbers() -> None:

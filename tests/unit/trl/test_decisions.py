@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trl_world as world
 from builders import plain_collector
+from run_files import logged
 
 from goldilocks.tasks.tiny_model import build, character_tokenizer
 from goldilocks.trl.collection import Round
@@ -28,6 +29,35 @@ def test_a_policy_of_the_users_own_is_rehearsed_before_training(
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ValueError, match=r"selector='trl_policy:Broken': in a rehearsal it raised TypeError"):
         world.trainer(tmp_path, sections={"goldilocks": {"selector": "trl_policy:Broken"}})
+
+
+def gspo(out: Path, *, engine: bool, carried: int = 1, **chosen: Any) -> None:
+    """Make a trainer with GSPO's loss and range."""
+    sections: dict[str, Any] = {"filter_groups": {"enable": True, "max_carry_steps": carried}}
+    chosen = {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, **chosen}
+    world.trainer(out, sections={**sections, **({"engine_slots": 4} if engine else {})}, **chosen)
+
+
+def test_gspo_with_carried_rows_that_have_the_engines_log_probs_is_refused(tmp_path: Path) -> None:
+    message = r"filter_groups\.max_carry_steps=1 is not accepted: 0 with importance_sampling_level='sequence', .*slots"
+    with pytest.raises(ValueError, match=message):
+        gspo(tmp_path, engine=True)
+    with pytest.raises(ValueError, match=message):
+        gspo(tmp_path, engine=True, epsilon_high=4e-4)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"carried": 0},
+        {"epsilon": 0.2},
+        {"importance_sampling_level": "token"},
+        {"engine": False},  # the trainer computes the log-probs of rows that wait
+        {"num_iterations": 2},  # TRL computes those of all rows
+    ],
+)
+def test_gspo_that_has_none_of_these_is_accepted(tmp_path: Path, chosen: dict[str, Any]) -> None:
+    gspo(tmp_path, **{"engine": True, **chosen})
 
 
 def test_what_a_round_generated_is_let_go_before_the_batch_is_trained(tmp_path: Path) -> None:
@@ -63,3 +93,16 @@ def test_a_completion_is_truncated_unless_its_last_allowed_token_ends_it(tmp_pat
     ended = [int(row.tensors["completion_ids"][0]) == trainer.processing_class.eos_token_id for row in rows]
     assert set(ended) == {True, False}
     assert [row.truncated for row in rows] == [not one for one in ended]
+
+
+def test_a_reward_function_that_applies_to_no_row_has_no_mean(tmp_path: Path) -> None:
+    def never(completions: list[Any], **_: Any) -> list[None]:
+        return [None] * len(completions)
+
+    sections = {"filter_groups": {"enable": True}}
+    trained = world.run(tmp_path, sections, reward_funcs=[world.reward, never], max_steps=1)
+    (of_trl,) = (one for one in trained.state.log_history if "loss" in one)
+    assert of_trl["rewards/never/mean"] is None
+    (ours,) = (one for one in logged(tmp_path) if "train/groups_judged" in one)
+    assert 0 < ours["reward/reward"] < 1
+    assert "reward/never" not in ours
