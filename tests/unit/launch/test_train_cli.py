@@ -63,6 +63,7 @@ def test_every_task_composes_on_a_gpu(task):
         (["rollout.n=3"], "nearest: actor_rollout_ref.rollout.n"),
         (["goldilocs.selector=frontier"], "nearest: goldilocks.selector, goldilocks.selector_kwargs"),
         (["trainer.rejection_sample=true"], "not accepted: no such switch; batch_filter.max_response_length=N rejects"),
+        (["+rejection_sample=true"], "rejection_sample=True is not accepted: no such switch; batch_filter.max_res"),
         (["batch_filter.rejection_sample=true"], "not accepted: no such switch; batch_filter.max_response_length=N"),
         (["batch_filter.gate_always=true"], "not accepted: for library calls alone: a trainer judges every group"),
         (["trainer.save_freq=[1"], "no viable alternative"),
