@@ -49,6 +49,7 @@ from goldilocks.launch.machine import (
     is_private,
     join,
     naming_lost_nodes,
+    ray_address,
     rollout_engine,
 )
 from goldilocks.launch.preflight import (
@@ -201,7 +202,7 @@ def composed(choice: Choice, run_path: Path, ray_folder: str = "") -> DictConfig
         "++ray_kwargs.ray_init._node_ip_address=127.0.0.1",
         f"++ray_kwargs.ray_init._temp_dir={quoted(ray_folder)}",
     ]
-    cluster = any("ray_kwargs.ray_init.address=" in override for override in choice.overrides)
+    cluster = ray_address([choice.recipe, *choice.overrides]) != PRIVATE
     own = [
         _engine(choice),
         "trainer.logger=[console,file]",
