@@ -117,8 +117,8 @@ def run(args: argparse.Namespace) -> int:
         if launch.changed:
             console.print(f"changed since its last start: {launch.changed}", soft_wrap=True)
         settings = Settings.from_config(launch.config) if trainer or uses_collector(launch.config) else None
-        notes = [settings.summary() if settings else unread(launch.config), "" if trainer else untested("verl")]
-        for note in filter(None, notes):
+        notes = [settings.summary(), *settings.without_effect()] if settings else [unread(launch.config)]
+        for note in filter(None, [*notes, "" if trainer else untested("verl")]):
             console.print(note, soft_wrap=True, highlight=False)
         with interruptible(), Board(console) as board:
             draw = partial(board.draw, name)
