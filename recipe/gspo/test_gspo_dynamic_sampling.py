@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -77,10 +78,15 @@ def test_the_tiny_form_has_the_same_algorithm(published: DictConfig, monkeypatch
 
 @pytest.mark.parametrize("page", ["README_dynamic_sampling.md", "README_dynamic_sampling.zh.md"])
 def test_the_pages_show_what_the_validation_prints(page: str) -> None:
-    """All but its last line, for which it trains."""
+    """``…`` in a page stands for anything; the figures of the last line, for which it trains, are those of one run."""
     shown = (HERE / page).read_text(encoding="utf-8").splitlines()
     for check in (validate_implementation.files, validate_implementation.config, validate_implementation.collector):
         assert f"ok      {check.__name__}: {check()}" in shown
+    names = ("accounts/generated_rollouts", "accounts/filtered_rollouts", "actor/seq_importance_ratio")
+    figures = dict(zip(names, (480.0, 304.0, 0.9808), strict=True))
+    printed = f"ok      training: {validate_implementation.summary(128, figures)}"
+    last = next(line for line in shown if line.startswith("ok      training: "))
+    assert re.fullmatch(re.escape(last).replace("…", ".*"), printed)
 
 
 def test_the_loss_clips_whole_sequences_at_the_published_range(published: DictConfig) -> None:

@@ -121,6 +121,11 @@ def training() -> str:
     holds("tokens accounted for", accounted, metrics["accounts/generated_tokens"])
     if not metrics["accounts/filtered_rollouts"]:
         raise ValueError("no group was filtered, so nothing is shown: all of them had variance")
+    return summary(rows, metrics)
+
+
+def summary(rows: int, metrics: dict[str, float]) -> str:
+    """What is said of the training. Which groups fill a batch depends on which finish first, so the metrics differ."""
     ratio = metrics["actor/seq_importance_ratio"]
     return (
         f"{STEPS} steps, {STEPS * PROMPTS} groups, {rows} rollouts of {metrics['accounts/generated_rollouts']:.0f}, "

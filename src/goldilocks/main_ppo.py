@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from goldilocks.config.recipes import added_or_changed
+from goldilocks.config.recipes import added_or_changed, quoted
 from goldilocks.engine.cpu import PATCHES_VARIABLE, patches_env, platform_env
 from goldilocks.launch.machine import ADDRESS, find_device
 
@@ -34,8 +34,8 @@ def on_cpu(words: Sequence[str]) -> bool:
         return chosen == "cpu"
     if "VERL_PLATFORM" in os.environ:
         return os.environ["VERL_PLATFORM"] == "cpu"
-    joined = [f"{ADDRESS}={os.environ['RAY_ADDRESS']}"] if os.environ.get("RAY_ADDRESS") else []
-    return find_device([*joined, *words]) == "cpu"
+    joined = [f"{ADDRESS}={quoted(os.environ['RAY_ADDRESS'])}"] if os.environ.get("RAY_ADDRESS") else []
+    return find_device([*joined, *(word for word in words if "=" in word)]) == "cpu"
 
 
 def main(*defaults: str, module: str = "goldilocks.main_ppo") -> None:

@@ -42,9 +42,10 @@ VERLS = (
     "model_engine", "ray_kwargs", "reward", "reward_model", "sandbox_fusion", "skip", "trainer", "transfer_queue",
 )  # fmt: skip
 PLAIN = ("model_engine",)  # a word, where the other sections have keys
-ELSEWHERE = {  # names that guides have for keys of verl's
+ELSEWHERE = {  # names that guides have for keys of verl's or of ours
     "n_resp_per_prompt": "actor_rollout_ref.rollout.n, the rollouts of every prompt",
     "rollout_mode": "actor_rollout_ref.rollout.mode, for which verl has async alone; nothing needs to be set",
+    REJECTION_SAMPLE: INSTEAD_OF_REJECTION_SAMPLE,
 }
 FILE = ".yaml"  # a recipe with this ending is a file
 _OF_A_TASK = re.compile(r"\$\{oc\.select:task\.[\w.]+,(?P<default>.*)\}")

@@ -350,8 +350,8 @@ class Settings:
         """
         return isinstance(self.allocator(), Sequential) and self.surplus().max_carry_steps > 1
 
-    def _without_effect(self) -> list[tuple[str, object, str]]:
-        """Return the keys that are set and not read, with their values and the settings that would read them."""
+    def without_effect(self) -> list[str]:
+        """Return a sentence on every key that is set and not read, with the settings that would read it."""
         policies, columns = self.policies, list(self.strata().columns)
         found: list[tuple[str, object, str]] = []
         if columns and policies.prior == "flat":
@@ -368,7 +368,7 @@ class Settings:
             found += [
                 (f"adaptive_rollout.{key}", value, "adaptive_rollout.enable=True") for key, value in changed.items()
             ]
-        return found
+        return [f"{key}={value!r} has no effect: it is read with {needed}" for key, value, needed in found]
 
     def collector(
         self,
@@ -384,8 +384,8 @@ class Settings:
         ``components`` are the parts of the reward where a trainer has its own; else ``goldilocks.rewards.functions``.
         ``name`` stands before what is said of these settings, where there are several.
         """
-        for key, value, needed in self._without_effect():
-            logger.warning("%s%s=%r has no effect: it is read with %s", f"{name}: " if name else "", key, value, needed)
+        for said in self.without_effect():
+            logger.warning("%s%s", f"{name}: " if name else "", said)
         return Collector(
             source,
             self.selector(),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import InitVar, dataclass, fields
 from typing import Any
 
 from goldilocks.errors import refuse_unknown, require
@@ -60,7 +60,11 @@ class PPOFilterConfig:
     prompt_oversampling_factor: float = 1.0  # prompts rolled out per prompt trained
     sample_oversampling_factor: float = 1.0  # rollouts made per rollout trained
 
-    def __post_init__(self) -> None:
+    rejection_sample: InitVar[Any] = None  # no field: it is taken so that it can be answered
+
+    def __post_init__(self, rejection_sample: Any) -> None:
+        key = f"batch_filter.{REJECTION_SAMPLE}"
+        require(rejection_sample is None, key, rejection_sample, INSTEAD_OF_REJECTION_SAMPLE)
         for name, (accepts, accepted) in _ACCEPTED.items():
             value = getattr(self, name)
             require(accepts(value), f"batch_filter.{name}", value, accepted)

@@ -1,7 +1,7 @@
 """This machine: its device, its rollout engines, and the Ray that a run starts or joins, with its nodes.
 
 A Ray that the run starts gets its sizes from the config and its environment from the driver. One that is already
-running (``++ray_kwargs.ray_init.address=auto``) has its own sizes and refuses others, and its processes get only the
+running (``ray_kwargs.ray_init.address``) has its own sizes and refuses others, and its processes get only the
 variables in ``runtime_env``. torch is imported only if there may be a GPU.
 
 A run names the nodes that it has lost. The process
@@ -19,10 +19,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from goldilocks.config.recipes import read_keys
+from goldilocks.dotted_keys import merged, with_value
 from goldilocks.engine.cpu import threads_per_rank
 from goldilocks.errors import require
 
@@ -50,20 +52,46 @@ def share_of_cores(runs: int) -> dict[str, str]:
 
 def find_device(words: Sequence[str] = ()) -> str:
     """Return ``cuda`` if torch can use an NVIDIA GPU here, or if the Ray that the words join has one, else ``cpu``."""
-    given = dict(word.lstrip("+").partition("=")[::2] for word in words)
-    address = given.get(ADDRESS, PRIVATE).strip("'\"")
     files = (file for name in ("nvidia[0-9]*", "dxg") for file in DEVICE_FILES.glob(name))  # dxg: any GPU under WSL2
     cuda = os.environ.get("CUDA_VISIBLE_DEVICES") != "" and any(files)
     if cuda:
         import torch
 
         cuda = torch.cuda.is_available()
-    if not cuda and address != PRIVATE and not {"device", "trainer.device"} & set(given):
+    given = {word.lstrip("+").partition("=")[0] for word in words}
+    address = PRIVATE if cuda or {"device", "trainer.device"} & given else ray_address(words)
+    if address not in (PRIVATE, None):
         resources, wrong = ask_ray({"ray_init": {"address": address}}, ASK_S)
         require(not wrong, ADDRESS, address, f"the address of a Ray that is running: {wrong}")
         # Ranks on the CPU are GPUs to Ray, but have no type.
         cuda = resources.get("GPU", 0) > 0 and any(name.startswith("accelerator_type:") for name in resources)
     return "cuda" if cuda else "cpu"
+
+
+def ray_address(words: Sequence[str]) -> Any:
+    """Return the address of the Ray that the overrides among the words name, or else the recipe; else ``PRIVATE``."""
+    given: dict[str, Any] = {}
+    for recipe in (word for word in words if "=" not in word and not word.startswith("~")):
+        given = merged(given, read_keys(recipe))
+    for word in words:
+        if word.lstrip("+").startswith("ray_kwargs"):
+            given = merged(given, _read_override(word))
+    if "ray_kwargs" not in given:
+        return PRIVATE
+    from omegaconf import OmegaConf  # ``goldilocks doctor`` starts without it
+
+    return OmegaConf.select(OmegaConf.create({"ray_kwargs": given["ray_kwargs"]}), ADDRESS, default=PRIVATE)
+
+
+def _read_override(word: str) -> dict[str, Any]:
+    """Return the keys that an override sets; none where it is not one, which Hydra says when it composes."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    with suppress(HydraException):
+        override = OverridesParser.create().parse_override(word)
+        return with_value({}, override.key_or_group, override.value())
+    return {}
 
 
 def ask_ray(wish: dict[str, Any], within_s: float, env: Mapping[str, str] | None = None) -> tuple[Any, str]:

@@ -199,9 +199,9 @@ def provide(config: DictConfig) -> None:
     section, model = config.get("task"), config.actor_rollout_ref.model
     if section and any(section.folder in str(config.data[key]) for key in FILES):
         make_folder(Path(section.folder) / "data", partial(_make_data, section=section))
-    ours = Path(os.environ.get("GSM8K") or Path.home() / "data" / "gsm8k") / "val.parquet"
+    ours = Path(os.environ.get("GSM8K") or Path.home() / "data" / "gsm8k").expanduser() / "val.parquet"
     verls = ours.with_name("test.parquet")  # as verl's own preparation of GSM8K calls it
-    if config.data.val_files == str(ours) and verls.is_file() and not ours.exists():
+    if Path(str(config.data.val_files)).expanduser() == ours and verls.is_file() and not ours.exists():
         config.data.val_files = str(verls)
     if (local := Path(model.path).expanduser()).is_dir():
         model.path = str(local)

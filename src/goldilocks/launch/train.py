@@ -49,6 +49,7 @@ from goldilocks.launch.machine import (
     is_private,
     join,
     naming_lost_nodes,
+    ray_address,
     rollout_engine,
 )
 from goldilocks.launch.preflight import (
@@ -116,8 +117,8 @@ def run(args: argparse.Namespace) -> int:
         if launch.changed:
             console.print(f"changed since its last start: {launch.changed}", soft_wrap=True)
         settings = Settings.from_config(launch.config) if trainer or uses_collector(launch.config) else None
-        notes = [settings.summary() if settings else unread(launch.config), "" if trainer else untested("verl")]
-        for note in filter(None, notes):
+        notes = [settings.summary(), *settings.without_effect()] if settings else [unread(launch.config)]
+        for note in filter(None, [*notes, "" if trainer else untested("verl")]):
             console.print(note, soft_wrap=True, highlight=False)
         with interruptible(), Board(console) as board:
             draw = partial(board.draw, name)
@@ -201,7 +202,7 @@ def composed(choice: Choice, run_path: Path, ray_folder: str = "") -> DictConfig
         "++ray_kwargs.ray_init._node_ip_address=127.0.0.1",
         f"++ray_kwargs.ray_init._temp_dir={quoted(ray_folder)}",
     ]
-    cluster = any("ray_kwargs.ray_init.address=" in override for override in choice.overrides)
+    cluster = ray_address([choice.recipe, *choice.overrides]) != PRIVATE
     own = [
         _engine(choice),
         "trainer.logger=[console,file]",

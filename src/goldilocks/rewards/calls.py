@@ -202,7 +202,8 @@ def guard(config: Any, timeout_s: float = TIMEOUT_S, workers: int | None = None)
     """Have verl's config name ``compute_score`` here, with the user's own functions in its arguments.
 
     verl loads ``reward.custom_reward_function`` by its path in every process that grades. ``workers`` is how many do so
-    at the same time; None: verl's agent loops, or its reward workers.
+    at the same time; None: verl's agent loops, or its reward workers. verl's default grader is left to verl unless the
+    section is set: its processes would each import the whole of verl, and a reward model would not be asked.
     """
     from omegaconf import open_dict
 

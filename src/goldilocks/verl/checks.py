@@ -36,6 +36,7 @@ CAN_PAUSE = ("transformers", "vllm")
 SAMPLER = "trainer.v1.sampler"
 VERLS_BOUNDS = {"max_off_policy_threshold": 8, "max_off_policy_strategy": "drop"}  # verl's defaults
 SPLITS = ("train", "val")
+FROM_FILES = ("-c", "--config", "hydra.searchpath", "recipe", "task")  # how words begin that have Hydra read files
 MANAGER = "goldilocks.verl.dispatch.worker.StreamingManager"
 
 
@@ -144,18 +145,21 @@ def in_one_line() -> Iterator[None]:
 def check_with_verl() -> None:
     """Have verl's ``validate_config``, which its command calls before it starts Ray, look at our keys too.
 
-    In a process whose command line names nothing of ours, every function stays verl's own.
+    In a process whose command line can name nothing of ours, every function stays verl's own.
     """
     from verl.utils import config as module
 
-    if os.environ.get(PATCHES_VARIABLE) == "none" or not names_ours(sys.argv[1:]):
+    named = names_ours(sys.argv[1:])
+    from_files = any(word.lstrip("+").startswith(FROM_FILES) for word in sys.argv[1:])
+    if os.environ.get(PATCHES_VARIABLE) == "none" or not (named or from_files):
         return
     original = module.validate_config
 
     @functools.wraps(original)
     def validate_config(config: DictConfig, *args: Any, **kwargs: Any) -> None:
-        with in_one_line():
-            check_entry(config)
+        if named or has_ours(config):
+            with in_one_line():
+                check_entry(config)
         original(config, *args, **kwargs)
 
     module.validate_config = validate_config
@@ -168,6 +172,12 @@ def names_ours(words: Sequence[str]) -> bool:
     known = any(key in ELSEWHERE or closest(key, SECTIONS, most=1) for key in sections)
     named = {"trainer.v1.trainer_mode", "actor_rollout_ref.rollout.mode"}
     return known or any(key in named or key.startswith("algorithm.filter_groups.") for key, _, _ in keys)
+
+
+def has_ours(config: DictConfig) -> bool:
+    """Return whether a composed config has a section of ours, or one that is spelt like it, or a trainer of ours."""
+    sections = set(map(str, config)) - set(VERLS)
+    return any(closest(section, SECTIONS, most=1) for section in sections) or uses_collector(config)
 
 
 def check_run(config: DictConfig) -> None:

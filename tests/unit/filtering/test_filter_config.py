@@ -32,6 +32,9 @@ def test_min_group_size_is_free_where_groups_without_variance_are_kept() -> None
 def test_rejection_sample_is_answered_with_the_keys_that_do_it() -> None:
     with pytest.raises(ValueError, match=r"batch_filter.rejection_sample=True is not .*max_response_length=N rejects"):
         PPOBatchFilter({"rejection_sample": True})
+    for given in (True, False):
+        with pytest.raises(ValueError, match=rf"batch_filter.rejection_sample={given} is not .*max_response_length=N"):
+            PPOFilterConfig(rejection_sample=given)
 
 
 @pytest.mark.parametrize(

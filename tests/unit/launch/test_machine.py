@@ -50,6 +50,28 @@ def test_a_run_that_joins_brings_its_environment_and_no_sizes(tmp_path: Path) ->
     assert "runtime_env" in ready.run_dir.config.read_text()
 
 
+@pytest.mark.usefixtures("arithmetic")
+@pytest.mark.parametrize("word", ["+ray_kwargs.ray_init={address: '10.0.0.1:6379'}", "{recipe}"])
+def test_the_address_of_a_ray_is_kept_where_a_recipe_or_several_keys_at_once_name_it(
+    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = tmp_path / "joins.yaml"
+    recipe.write_text("ray_kwargs: {ray_init: {address: '${oc.env:HEAD}:6379'}}\n")
+    monkeypatch.setenv("HEAD", "10.0.0.1")
+    ray_init = launch(tmp_path, word.replace("{recipe}", str(recipe))).config.ray_kwargs.ray_init
+    assert ray_init.address == "10.0.0.1:6379"
+    assert not {"_temp_dir", "_node_ip_address", *SIZES} & set(ray_init)
+
+
+@pytest.mark.usefixtures("arithmetic")
+def test_overrides_win_over_the_address_of_a_recipe(tmp_path: Path) -> None:
+    recipe = tmp_path / "joins.yaml"
+    recipe.write_text("ray_kwargs: {ray_init: {address: '10.0.0.1:6379'}}\n")
+    ready = launch(tmp_path, str(recipe), "ray_kwargs.ray_init.address=local")
+    assert is_private(ready.config)
+    assert "_temp_dir" in ready.config.ray_kwargs.ray_init
+
+
 @pytest.mark.parametrize(
     ("files", "device"), [(["nvidia0", "nvidiactl"], "cuda"), (["dxg"], "cuda"), (["nvidiactl", "null"], "cpu")]
 )
@@ -92,7 +114,15 @@ def test_without_a_gpu_here_the_cluster_that_is_joined_is_asked(
     probe.write_text(f"#!/bin/sh\n{answer}\n")
     probe.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(probe))
-    for words, found in ((["++ray_kwargs.ray_init.address=10.0.0.1:6379"], device), ([], "cpu")):
+    recipe = tmp_path / "joins.yaml"
+    recipe.write_text("ray_kwargs: {ray_init: {address: '10.0.0.1:6379'}}\n")
+    for words, found in (
+        (["++ray_kwargs.ray_init.address=10.0.0.1:6379"], device),
+        (["+ray_kwargs.ray_init={address: '10.0.0.1:6379'}"], device),
+        ([str(recipe)], device),
+        ([str(recipe), "++ray_kwargs.ray_init.address=local"], "cpu"),
+        ([], "cpu"),
+    ):
         assert main(["train", *words, "--cfg", "job"]) == 0
         assert yaml.safe_load(capsys.readouterr().out)["trainer"]["device"] == found
 

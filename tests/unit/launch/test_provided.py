@@ -87,6 +87,15 @@ def test_gsm8k_of_verls_own_preparation_is_read_and_what_we_made_comes_first(tmp
     assert composed("task=gsm8k").data.val_files == str(tmp_path / f"{read}.parquet")
 
 
+@pytest.mark.parametrize("folder", ["{home}/gsm8k/", "~/gsm8k", "~/gsm8k/"])
+def test_gsm8k_of_verls_own_preparation_is_found_however_its_folder_is_written(tmp_path, monkeypatch, folder):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("GSM8K", folder.format(home=tmp_path))
+    (tmp_path / "gsm8k").mkdir()
+    (tmp_path / "gsm8k" / "test.parquet").touch()
+    assert composed("task=gsm8k").data.val_files == str(tmp_path / "gsm8k" / "test.parquet")
+
+
 def test_a_model_by_name_becomes_its_folder(tmp_path):
     kept = tmp_path / "goldilocks" / "smollm2-hub"
     kept.mkdir(parents=True)

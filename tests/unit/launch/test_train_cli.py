@@ -63,6 +63,7 @@ def test_every_task_composes_on_a_gpu(task):
         (["rollout.n=3"], "nearest: actor_rollout_ref.rollout.n"),
         (["goldilocs.selector=frontier"], "nearest: goldilocks.selector, goldilocks.selector_kwargs"),
         (["trainer.rejection_sample=true"], "not accepted: no such switch; batch_filter.max_response_length=N rejects"),
+        (["+rejection_sample=true"], "rejection_sample=True is not accepted: no such switch; batch_filter.max_res"),
         (["batch_filter.rejection_sample=true"], "not accepted: no such switch; batch_filter.max_response_length=N"),
         (["batch_filter.gate_always=true"], "not accepted: for library calls alone: a trainer judges every group"),
         (["trainer.save_freq=[1"], "no viable alternative"),
@@ -112,6 +113,8 @@ def test_a_word_of_verls_own_command_line_is_taken_as_it_is(word):
             "goldilocks.selector=thompson: no effect with trainer.v1.trainer_mode=sync, a trainer of verl's own",
         ),
         (["trainer.use_v1=false", "+batch_filter.gate_always=True"], "no effect with trainer.use_v1=False"),
+        (["goldilocks.prior=strata"], "goldilocks.prior='strata' has no effect: it is read with a selector"),
+        (["adaptive_rollout.max_n=64", "trainer=trl"], "adaptive_rollout.max_n=64 has no effect: it is read with "),
     ],
 )
 def test_a_run_says_at_its_start_what_decides_or_what_has_no_effect(words, said, tmp_path, monkeypatch, capsys):

@@ -21,7 +21,15 @@ from omegaconf import OmegaConf
 
 from goldilocks.config.sections import RewardCalls, reward_calls
 from goldilocks.rewards import RewardFailed, judge, spent
-from goldilocks.rewards.calls import RewardCaller, compute_score, guard_if_asked, guarded, weighted_sum
+from goldilocks.rewards.calls import (
+    VERLS_OWN,
+    RewardCaller,
+    compute_score,
+    guard,
+    guard_if_asked,
+    guarded,
+    weighted_sum,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -271,6 +279,18 @@ def test_on_verls_own_command_line_only_our_tasks_have_a_limit_unasked(path: str
     config = OmegaConf.create({"reward": reward, "actor_rollout_ref": agents, "goldilocks": {}})
     guard_if_asked(config)
     assert (config.reward.custom_reward_function.path != path) is is_guarded
+
+
+@pytest.mark.parametrize(("calls", "is_guarded"), [({}, False), ({"timeout": 20.0}, True)])
+def test_verls_default_grader_has_a_limit_only_where_a_key_of_the_section_is_set(
+    calls: dict[str, Any], is_guarded: bool
+) -> None:
+    reward = {"custom_reward_function": {"path": None, "name": "compute_score"}, "num_workers": 1}
+    agents = {"rollout": {"agent": {"num_workers": 1}}}
+    config = OmegaConf.create({"reward": reward, "actor_rollout_ref": agents, "goldilocks": {"rewards": calls}})
+    guard(config)
+    packed = (config.reward.custom_reward_function.get("reward_kwargs") or {}).get("packed", "[null]")
+    assert json.loads(packed)[0] == (VERLS_OWN if is_guarded else None)
 
 
 def test_fewer_calls_at_a_time_than_workers_are_refused() -> None:

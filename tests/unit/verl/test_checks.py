@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
+from verl.utils import config as verl_config
 
 from goldilocks import TrainerConfig
+from goldilocks.config.recipes import choose, compose_config
 from goldilocks.config.settings import Settings
-from goldilocks.verl.checks import check_entry, check_v0, check_v1, names_ours
+from goldilocks.verl.checks import check_entry, check_v0, check_v1, check_with_verl, names_ours
 from goldilocks.verl.update.async_trainer import prepare
 
 
@@ -19,10 +21,14 @@ def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config(**keys: Any) -> Any:
-    verl_config = TrainerConfig().to_verl()
+    made = TrainerConfig().to_verl()
     for key, value in keys.items():
-        OmegaConf.update(verl_config, key, value, force_add=True)
-    return verl_config
+        OmegaConf.update(made, key, value, force_add=True)
+    return made
+
+
+def our_recipe() -> Any:
+    return compose_config(choose(["dapo_strata", "trainer.use_v1=False"], "cpu"))
 
 
 @pytest.mark.parametrize(
@@ -104,12 +110,60 @@ def test_verls_own_command_refuses_what_our_trainer_would_before_ray_starts(keys
         ("+n_resp_per_prompt=16", True),
         ("++algorithm.filter_groups.enable=true", True),
         ("data.train_batch_size=8", False),
-        ("--config-name=ppo", False),
         ("+my_section.key=1", False),
     ],
 )
 def test_verls_command_is_looked_at_where_its_words_name_a_key_of_ours(word: str, ours: bool) -> None:
     assert names_ours(["data.seed=1", word]) is ours
+
+
+FILE_OF_KEYS = ["--config-dir=d", "--config-name=mine"]
+THOMPSON = "goldilocks.selector=thompson: no effect with trainer."
+
+
+@pytest.mark.parametrize(
+    ("words", "keys", "said"),
+    [
+        (FILE_OF_KEYS, {"goldilocks.selector": "thompson"}, THOMPSON),
+        (["-cn", "mine"], {"goldilocks.selector": "thompson"}, THOMPSON),
+        (FILE_OF_KEYS, {"goldiloks.selector": "thompson"}, "'goldiloks' is a section that nobody reads"),
+        (FILE_OF_KEYS, {"goldilocks.selector": "uniform"}, None),
+        (FILE_OF_KEYS, {"n_resp_per_prompt": 16}, None),  # a variable of the file's own
+        (["+recipe=dapo_strata", "trainer.use_v1=False"], our_recipe, THOMPSON),
+    ],
+)
+def test_verls_command_says_what_has_no_effect_of_a_recipe_or_a_file_of_keys(
+    words: list[str], keys: Any, said: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sys.argv", ["main_ppo.py", *words])
+    seen: list[Any] = []
+    monkeypatch.setattr("verl.utils.config.validate_config", lambda config, **_: seen.append(config))
+    check_with_verl()
+    given = keys() if callable(keys) else config(**keys)
+    verl_config.validate_config(given, use_reference_policy=False, use_critic=False)
+    ours = [record.getMessage() for record in caplog.records if record.name == "goldilocks.verl.checks"]
+    assert seen == [given]
+    assert len(ours) == (said is not None)
+    assert all(str(said) in one for one in ours)
+
+
+def test_verls_command_with_a_file_of_keys_refuses_what_our_trainer_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["main_ppo.py", *FILE_OF_KEYS])
+    monkeypatch.setattr("verl.utils.config.validate_config", lambda **_: None)
+    check_with_verl()
+    keys = {"trainer.use_v1": True, "trainer.v1.trainer_mode": "goldilocks", "actor_rollout_ref.rollout.mode": "sync"}
+    with pytest.raises(ValueError, match=r"rollout\.mode='sync' is not accepted: async"):
+        verl_config.validate_config(config=config(**keys), use_reference_policy=False, use_critic=False)
+
+
+@pytest.mark.parametrize("words", [[], ["data.seed=1", "+my_section.key=1"]])
+def test_without_words_that_could_bring_a_key_of_ours_verls_function_stays_verls(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = verl_config.validate_config
+    monkeypatch.setattr("sys.argv", ["main_ppo.py", *words])
+    check_with_verl()
+    assert verl_config.validate_config is before
 
 
 @pytest.mark.parametrize(

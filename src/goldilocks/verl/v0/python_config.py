@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from goldilocks.config.recipes import verl_defaults
+from goldilocks.config.recipes import ANSWERS, verl_defaults
 from goldilocks.config.sections import FilterGroups
 from goldilocks.core.filters import Variance
 from goldilocks.core.limits import Limits, Surplus
@@ -185,7 +185,7 @@ class TrainerConfig(ConfigSection):
             config.data.val_files = None  # verl's default names files that do not exist
         for key, value in given.items():
             if not key.startswith(FREE):
-                _check_key(key, stock)
+                _check_key(key, value, stock)
             OmegaConf.update(config, key, value, force_add=True)
         return config
 
@@ -238,7 +238,7 @@ def _path(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _check_key(key: str, stock: DictConfig) -> None:
+def _check_key(key: str, value: Any, stock: DictConfig) -> None:
     """Check that verl has the key. A section that verl ships empty (``engine_kwargs.vllm``) takes any key."""
     from omegaconf import DictConfig, OmegaConf
 
@@ -247,5 +247,6 @@ def _check_key(key: str, stock: DictConfig) -> None:
     known = [str(sibling) for sibling in section] if isinstance(section, DictConfig) else []
     is_open = isinstance(section, DictConfig) and not section
     if name not in known and not is_open:
+        require(name not in ANSWERS, key, value, ANSWERS.get(name, ""))
         suggestion = nearest(key, [f"{parent}.{sibling}" for sibling in known])
         raise ValueError(f"{key} is not a key of verl's config{suggestion}")

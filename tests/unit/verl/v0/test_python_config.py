@@ -134,6 +134,12 @@ def test_a_key_that_verl_does_not_have_is_an_error_that_suggests_one(section: Da
         TrainerConfig(data=section).to_verl()
 
 
+def test_rejection_sample_among_the_trainers_keys_is_answered_with_the_keys_that_do_it() -> None:
+    trainer = PPOTrainerConfig(more={"rejection_sample": True})
+    with pytest.raises(ValueError, match=r"^trainer.rejection_sample=True is not .*batch_filter.max_response_length=N"):
+        TrainerConfig(trainer=trainer).to_verl()
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [
