@@ -109,8 +109,7 @@ class Beliefs:
     def record(self, group: Group, learnt: int = 0) -> None:
         """Learn from a visit that was judged; its first ``learnt`` rollouts were learnt from before."""
         row = group.prompt.index
-        self.learn(group, learnt)
-        self.learn_length(group)
+        self.end(group, learnt)
         self.visits[row] += 1
         self.recent[row] += 1
         self.streak[row] = 0 if self.differs(group) else min(int(self.streak[row]) + 1, 65_535)
@@ -190,8 +189,9 @@ class Beliefs:
         worth, left = _worth(self.concentration, doubt), _left(own, mean - since, moved)
         return worth * rate + own[0] * left, worth * (1 - rate) + own[1] * left
 
-    def learn_length(self, group: Group) -> None:
-        """Learn the length of a prompt's answers from a group, also from one that is given up unjudged."""
+    def end(self, group: Group, learnt: int = 0) -> None:
+        """Learn what is left to learn of a group, and its length, also where it is given up unjudged."""
+        self.learn(group, learnt)
         row, trials = group.prompt.index, len(group)
         tokens = group.tokens / trials
         self._log_tokens = self._log_tokens or math.log(max(tokens, 1.0))

@@ -33,6 +33,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,7 @@ STATE_LAYOUT = 7  # raised when ``state_dict`` changes its meaning
 # The attributes that are saved, but for the statistics: each has ``state_dict`` and ``load_state_dict``.
 _POLICIES = ("selector", "allocator", "filter")
 _PARTS = ("beliefs", "accounts", *_POLICIES, "_order", "_queue", "_keep_rate", "_issued", "_paused")
-_PARTS_WITH_GROUPS = ("_judged", "_open")  # loading these finds prompts
+_WITH_GROUPS = ("_judged", "_open")  # loading these finds prompts
 
 
 class Collector:
@@ -303,9 +304,8 @@ class Collector:
     @property
     def waiting_rollouts(self) -> list[Rollout]:
         """Every rollout whose payload a later batch may need: of open, kept and spare groups."""
-        judged = [*self._judged.kept, *(self._judged.spare if self._owed else ())]
-        groups = [*(one.arrived for one in self._open), *(group.rollouts for group in judged)]
-        return [rollout for rollouts in groups for rollout in rollouts]
+        judged = (*self._judged.kept, *(self._judged.spare if self._owed else ()))
+        return [*chain(*(one.arrived for one in self._open), *(group.rollouts for group in judged))]
 
     @property
     def alive(self) -> set[str]:
@@ -384,9 +384,7 @@ class Collector:
         for open_group in reversed(stopped):
             self._open.close(open_group)
             if open_group.rollouts:
-                group = open_group.close()
-                self.beliefs.learn(group, open_group.learnt)
-                self.beliefs.learn_length(group)
+                self.beliefs.end(open_group.close(), open_group.learnt)
             self.accounts.move(open_group.arrived, Account.OPEN, Account.CANCELLED)
             self._queue.put_back(open_group.prompt.index, open_group.planned)
 
@@ -444,12 +442,10 @@ class Collector:
     def _close(self, open_group: OpenGroup) -> None:
         self._open.close(open_group)
         group = open_group.close()
-        beyond = open_group.arrived[len(group) :]  # rollouts behind one that the limits did not leave room for
-        self.accounts.move(beyond, Account.OPEN, Account.CANCELLED)
-        verdict = self.filter.judge(group) if len(group) else Verdict(False, "failed")
-        spread = mean_and_std(group.rewards)[1] if len(group) > 1 else 0.0
-        passes = self.beliefs.passes(group)
+        self.accounts.move(open_group.arrived[len(group) :], Account.OPEN, Account.CANCELLED)  # behind a gap
+        verdict, passes, spread = Verdict(False, "failed"), self.beliefs.passes(group), 0.0
         if len(group):
+            verdict, spread = self.filter.judge(group), mean_and_std(group.rewards)[1]
             self.beliefs.record(group, open_group.learnt)
             self.selector.learn(group, self.beliefs, informative=spread > MIN_STD)
             self.allocator.learn(group, self.beliefs)
@@ -463,8 +459,7 @@ class Collector:
 
     def _observe_unexpected(self, event: Event, open_group: OpenGroup | None) -> None:
         """Count a late or duplicate event; ignore a late pause."""
-        if not was_issued(event.uid, self._opened):
-            raise ValueError(f"uid={event.uid!r} is not accepted: a group that was requested")
+        require(was_issued(event.uid, self._opened), "uid", event.uid, "a group that was requested")
         if open_group is not None and not 0 <= event.index < open_group.asked:
             accepted = f"0 to {open_group.asked - 1}, which were requested of group {event.uid}"
             raise ValueError(f"index={event.index} is not accepted: {accepted}")
@@ -479,14 +474,13 @@ class Collector:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything, as JSON values and numpy arrays: a run cut here goes on exactly."""
-        parts = (*_PARTS, *_PARTS_WITH_GROUPS, "_statistics")
         return {
             "layout": STATE_LAYOUT,
             "step": self.step,
             "prompts_issued": self.prompts_issued,
             "opened": self._opened,
             "owed": self._owed,
-            **{part.lstrip("_"): getattr(self, part).state_dict() for part in parts},
+            **{part.lstrip("_"): getattr(self, part).state_dict() for part in (*_PARTS, *_WITH_GROUPS, "_statistics")},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -496,12 +490,11 @@ class Collector:
         for part in _PARTS:
             getattr(self, part).load_state_dict(state[part.lstrip("_")])
         find = partial(find_prompt, self.source, KeyedPositions(self.beliefs.keys))
-        for part in _PARTS_WITH_GROUPS:
+        for part in _WITH_GROUPS:
             getattr(self, part).load_state_dict(state[part.lstrip("_")], find)
         self._statistics = StepStatistics.from_state_dict(state["statistics"])
         self.step, self.prompts_issued = state["step"], state["prompts_issued"]
         self._opened, self._owed = state["opened"], state["owed"]
         self._exhausted = False  # decided again, under today's limits
-        self._order.claim(self._queue.indices)
-        self._order.claim(one.prompt.index for one in self._open)
+        self._order.claim([*self._queue.indices, *(one.prompt.index for one in self._open)])
         self._order.claim(group.prompt.index for group in self._judged.kept)
