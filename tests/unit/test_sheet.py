@@ -49,11 +49,8 @@ def test_on_a_terminal_and_in_markdown_every_text_stands_as_it_is() -> None:
     console = Console(file=StringIO(), width=80, force_terminal=True, color_system=None)
     sheet = Sheet(["recipe", "[b]"], [["a[a]", "[/INST]"], ["x|y", "1"]])
     console.print(sheet.on_terminal())
-    assert [line.split() for line in console.file.getvalue().splitlines()] == [
-        ["recipe", "[b]"],
-        ["a[a]", "[/INST]"],
-        ["x|y", "1"],
-    ]
+    shown = [line.split() for line in console.file.getvalue().splitlines()]
+    assert shown == [["recipe", "[b]"], ["a[a]", "[/INST]"], ["x|y", "1"]]
     assert sheet.in_markdown().splitlines()[-1] == r"| x\|y | 1 |"
 
 
