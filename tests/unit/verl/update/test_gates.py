@@ -164,10 +164,8 @@ def test_a_batch_that_was_filled_up_again_is_full_and_its_losses_are_counted(cap
 
 
 def test_a_batch_that_shrank_is_not_full() -> None:
-    run = Run(
-        1, "batch_filter.enable=true",
-        "algorithm.filter_groups.max_num_gen_batches=1", "algorithm.filter_groups.on_exhausted=shrink",
-    )  # fmt: skip
+    limits = [f"algorithm.filter_groups.{key}" for key in ("max_num_gen_batches=1", "on_exhausted=shrink")]
+    run = Run(1, "batch_filter.enable=true", *limits)
     groups = run.update()
     assert len(groups) < 8
     metrics = run.driver.metrics()

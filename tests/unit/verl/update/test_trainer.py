@@ -113,9 +113,8 @@ def test_replacements_have_log_probs_before_they_are_judged_and_the_batch_is_ful
 
 def test_rows_that_only_fill_a_batch_up_have_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = ("max_num_gen_batches=1", "on_exhausted=backfill", "enable=true", "metric=reward")
-    trainer = Trainer(
-        Queue(monkeypatch), "batch_filter.enable=false", *(f"algorithm.filter_groups.{key}" for key in limits)
-    )
+    chosen = [f"algorithm.filter_groups.{key}" for key in limits]
+    trainer = Trainer(Queue(monkeypatch), "batch_filter.enable=false", *chosen)
     trainer.config.algorithm = {"rollout_correction": None}
     batch = batch_of(trainer.driver.take())
     assert trainer.collector.backfilled == {"g0"}
@@ -126,12 +125,8 @@ def test_rows_that_only_fill_a_batch_up_have_no_loss(monkeypatch: pytest.MonkeyP
 
 def test_what_a_save_takes_in_is_in_the_metrics_of_its_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The answer of a rollout was whole when the batch was full; its reward came during the update."""
-    trainer = Trainer(
-        Queue(monkeypatch),
-        "batch_filter.enable=false",
-        "algorithm.filter_groups.on_full=partial",
-        "data.gen_batch_size=3",
-    )
+    partial = ("algorithm.filter_groups.on_full=partial", "data.gen_batch_size=3")
+    trainer = Trainer(Queue(monkeypatch), "batch_filter.enable=false", *partial)
     rest: list[Event] = []
     answers, backend = trainer._answers, trainer.driver.backend
 
