@@ -144,7 +144,5 @@ def test_another_rollout_engine_is_none_of_our_business() -> None:
 
 @pytest.mark.parametrize(("name", "freed"), [("transformers", False), ("vllm", True), ("sglang", True)])
 def test_on_a_gpu_only_our_engine_keeps_its_cache_between_steps(name: str, freed: bool) -> None:
-    assert (
-        _compose("+device=cuda", f"actor_rollout_ref.rollout.name={name}").actor_rollout_ref.rollout.free_cache_engine
-        is freed
-    )
+    config = _compose("+device=cuda", f"actor_rollout_ref.rollout.name={name}")
+    assert config.actor_rollout_ref.rollout.free_cache_engine is freed

@@ -166,8 +166,6 @@ def test_no_group_is_asked_for_more_rows_than_its_allocator_gives_it(
         (["adaptive_rollout.enable=true", "goldilocks.allocator=pilot"], r"allocator='pilot' is not accepted"),
         (["adaptive_rollout.stop=never", "adaptive_rollout.enable=true"], r"adaptive_rollout.stop='never'"),
         (["adaptive_rollout.enabled=true"], r"adaptive_rollout.enabled is not a key \(did you mean 'enable'\?\)"),
-        (["goldilocks.selector=best"], r"goldilocks.selector='best' is not accepted: one of uniform"),
-        (["algorithm.filter_groups.on_exhausted=panic"], r"on_exhausted='panic' is not accepted"),
         (["batch_filter.enable=false", "batch_filter.gate3=true"], r"batch_filter.gate3 is not a key"),
         (["batch_filter.gate1_epsilon=1"], r"batch_filter.gate1_epsilon is not a key \(did you mean 'gate1_"),
         (["batch_filter.target_num_groups=4"], r"target_num_groups=4 is not accepted: data.train_batch_size=8, or"),
@@ -175,7 +173,6 @@ def test_no_group_is_asked_for_more_rows_than_its_allocator_gives_it(
             ["batch_filter.prompt_oversampling_factor=2.0", "data.gen_batch_size=16"],
             r"prompt_oversampling_factor=2.0 is not accepted: 1 with data.gen_batch_size=16",
         ),
-        (["data.train_batch_size=0"], r"target_groups=0 is not accepted"),
         (["goldilocks.allocator_kwargs.mean_n=4"], r"allocator_kwargs=\{'mean_n': 4\} is not accepted: n alone"),
         (
             ["goldilocks.allocator=fixed", "goldilocks.allocator_kwargs.mean_n=4"],

@@ -108,8 +108,5 @@ def test_a_stated_number_of_groups_wins_over_the_factor() -> None:
 
 
 def test_sample_oversampling_asks_for_more_rollouts_of_each_prompt() -> None:
-    made = {
-        f: PPOFilterConfig(target_group_size=10, sample_oversampling_factor=f).rollouts_to_generate
-        for f in (1, 1.1, 1.5)
-    }
-    assert made == {1: 10, 1.1: 11, 1.5: 15}
+    for factor, asked in {1: 10, 1.1: 11, 1.5: 15}.items():
+        assert PPOFilterConfig(target_group_size=10, sample_oversampling_factor=factor).rollouts_to_generate == asked

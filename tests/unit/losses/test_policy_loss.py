@@ -130,24 +130,12 @@ plugin.register()
 
 LOW, HIGH = 3e-4, 4e-4
 SHARES = ("actor/pg_clipfrac_lower", "actor/pg_clipfrac_upper")
-SPREAD = (
-    "actor/seq_importance_ratio",
-    "actor/seq_importance_ratio_p05",
-    "actor/seq_importance_ratio_p50",
-    "actor/seq_importance_ratio_p95",
-)
+SPREAD = tuple(f"actor/seq_importance_ratio{quantile}" for quantile in ("", "_p05", "_p50", "_p95"))
 
 
 def actor(low: float | None = LOW, high: float | None = HIGH, **more: Any) -> ActorConfig:
-    return ActorConfig(
-        strategy="fsdp2",
-        rollout_n=4,
-        use_dynamic_bsz=True,
-        clip_ratio=0.2,
-        clip_ratio_low=low,
-        clip_ratio_high=high,
-        **more,
-    )
+    clip = {"clip_ratio": 0.2, "clip_ratio_low": low, "clip_ratio_high": high}
+    return ActorConfig(strategy="fsdp2", rollout_n=4, use_dynamic_bsz=True, **clip, **more)
 
 
 def batch(seed: int, rows: int = 12, width: int = 9, step: float = 1e-3) -> dict[str, Tensor]:

@@ -17,12 +17,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     save_state(state, tmp_path / "state.npz")
     loaded = load_state(tmp_path / "state.npz")
     assert loaded["a"][1]["b"].tolist() == [0, 1, 2, 3, 4]
-    assert {key: loaded[key] for key in ("big", "text", "none", "small")} == {
-        "big": 2**70,
-        "text": "ü",
-        "none": None,
-        "small": 0.5,
-    }
+    assert {**loaded, "a": None} == {**state, "a": None}
 
 
 def test_a_failed_save_leaves_the_old_file(tmp_path: Path) -> None:

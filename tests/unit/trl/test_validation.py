@@ -15,13 +15,9 @@ from run_files import logged
 
 def validating(out: Path, prompts: int, answers: int, by: tuple[str, ...] = (), **chosen: Any) -> Any:
     """Return a trainer that validates on so many prompts, so many answers at a time."""
-    return world.trainer(
-        out,
-        sections={"goldilocks": {"validate_by": list(by)}, "run_dir": out},
-        eval_dataset=world.dataset(prompts),
-        per_device_eval_batch_size=answers,
-        **chosen,
-    )
+    sections = {"goldilocks": {"validate_by": list(by)}, "run_dir": out}
+    validation = {"eval_dataset": world.dataset(prompts), "per_device_eval_batch_size": answers}
+    return world.trainer(out, sections=sections, **validation, **chosen)
 
 
 def evaluated(trainer: Any) -> dict[str, Any]:

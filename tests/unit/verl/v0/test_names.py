@@ -34,10 +34,7 @@ def test_the_configs_are_found_where_the_guides_import_them_from(name: str) -> N
 def test_what_verl_has_stays_verls() -> None:
     config = importlib.import_module("verl.trainer.config")
     assert config.AlgoConfig.__module__ == "verl.trainer.config.algorithm"
-    assert (
-        importlib.import_module("verl.trainer.main_ppo").__file__
-        != importlib.import_module("goldilocks.main_ppo").__file__
-    )
+    assert importlib.import_module("verl.trainer.main_ppo").__file__ != main_ppo.__file__
     with pytest.raises(AttributeError, match=r"module 'verl.trainer.config' has no attribute 'NoSuchConfig'"):
         _ = config.NoSuchConfig
     assert importlib.util.find_spec("verl.trainer.no_such_module") is None
