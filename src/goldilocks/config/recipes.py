@@ -23,12 +23,7 @@ import yaml
 
 from goldilocks.dotted_keys import dotted_keys, merged
 from goldilocks.errors import closest, nearest, require, require_known, require_type
-from goldilocks.filtering.config import (
-    INSTEAD_OF_LIBRARY_CALLS,
-    INSTEAD_OF_REJECTION_SAMPLE,
-    OF_LIBRARY_CALLS,
-    REJECTION_SAMPLE,
-)
+from goldilocks.filtering import config as filtering
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -45,7 +40,7 @@ PLAIN = ("model_engine",)  # a word, where the other sections have keys
 ELSEWHERE = {  # names that guides have for keys of verl's or of ours
     "n_resp_per_prompt": "actor_rollout_ref.rollout.n, the rollouts of every prompt",
     "rollout_mode": "actor_rollout_ref.rollout.mode, for which verl has async alone; nothing needs to be set",
-    REJECTION_SAMPLE: INSTEAD_OF_REJECTION_SAMPLE,
+    filtering.REJECTION_SAMPLE: filtering.INSTEAD_OF_REJECTION_SAMPLE,
 }
 FILE = ".yaml"  # a recipe with this ending is a file
 _OF_A_TASK = re.compile(r"\$\{oc\.select:task\.[\w.]+,(?P<default>.*)\}")
@@ -56,7 +51,10 @@ OWN = "recipe_file"  # Hydra's group of recipes that are files of the user's own
 TRAINER = "backend"  # the key under ``trainer`` that says who trains; verl where there is none
 TRAINERS = ("verl", "trl")
 # Keys that are no keys here, by their last word, and what to use in their place.
-ANSWERS = {REJECTION_SAMPLE: INSTEAD_OF_REJECTION_SAMPLE, **dict.fromkeys(OF_LIBRARY_CALLS, INSTEAD_OF_LIBRARY_CALLS)}
+ANSWERS = {
+    filtering.REJECTION_SAMPLE: filtering.INSTEAD_OF_REJECTION_SAMPLE,
+    **dict.fromkeys(filtering.OF_LIBRARY_CALLS, filtering.INSTEAD_OF_LIBRARY_CALLS),
+}
 _MISSING = object()
 
 

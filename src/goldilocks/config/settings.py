@@ -14,14 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from goldilocks.config.sections import (
-    AdaptiveRollout,
-    FilterGroups,
-    Policies,
-    RewardCalls,
-    read_section,
-    reward_calls,
-)
+from goldilocks.config.sections import AdaptiveRollout, FilterGroups, Policies, RewardCalls, read_section, reward_calls
 from goldilocks.core import Beliefs, Collector, Limits, Source, Surplus
 from goldilocks.core.allocators import Adaptive, Allocator, Fixed, Sequential, build_allocator
 from goldilocks.core.effects import Division
@@ -31,13 +24,7 @@ from goldilocks.core.selectors import Selector, build_selector
 from goldilocks.core.strata import StrataSettings
 from goldilocks.dotted_keys import value_at
 from goldilocks.errors import require, require_known
-from goldilocks.filtering.config import (
-    INSTEAD_OF_LIBRARY_CALLS,
-    INSTEAD_OF_REJECTION_SAMPLE,
-    OF_LIBRARY_CALLS,
-    REJECTION_SAMPLE,
-    PPOFilterConfig,
-)
+from goldilocks.filtering import config as filtering
 from goldilocks.runs.history import belief_name, metric_name
 from goldilocks.types import MIN_STD, REWARD, Cost, OnExhausted, OnFull
 
@@ -72,8 +59,8 @@ class Settings:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Settings:
         """Read and check; every error names the key, the value, and what would be accepted."""
-        key = f"trainer.{REJECTION_SAMPLE}"
-        require(value_at(config, key) is None, key, value_at(config, key), INSTEAD_OF_REJECTION_SAMPLE)
+        key = f"trainer.{filtering.REJECTION_SAMPLE}"
+        require(value_at(config, key) is None, key, value_at(config, key), filtering.INSTEAD_OF_REJECTION_SAMPLE)
         seed = value_at(config, "data.seed")
         settings = cls(
             train_batch_size=value_at(config, "data.train_batch_size"),
@@ -145,7 +132,7 @@ class Settings:
         given = dict(getattr(self.policies, f"{kind}_kwargs"))
         require(set(given) <= set(known), f"goldilocks.{kind}_kwargs", given, accepted)
 
-    def _check_oversampling(self, config: PPOFilterConfig) -> None:
+    def _check_oversampling(self, config: filtering.PPOFilterConfig) -> None:
         """Refuse a second size of the batch, or a second key for how many prompts are generated at first."""
         groups, factor = config.target_num_groups, config.prompt_oversampling_factor
         fits = groups in (None, self.train_batch_size)
@@ -156,16 +143,14 @@ class Settings:
         require(once, "batch_filter.prompt_oversampling_factor", factor, accepted)
 
     @property
-    def batch_filter_config(self) -> PPOFilterConfig | None:
+    def batch_filter_config(self) -> filtering.PPOFilterConfig | None:
         """``batch_filter.*``, if it is set and enabled; the group size is ``rollout.n`` unless stated."""
         given = dict(self.batch_filter or {})
-        for key in OF_LIBRARY_CALLS:
-            require(key not in given, f"batch_filter.{key}", given.get(key), INSTEAD_OF_LIBRARY_CALLS)
+        for key in filtering.OF_LIBRARY_CALLS:
+            require(key not in given, f"batch_filter.{key}", given.get(key), filtering.INSTEAD_OF_LIBRARY_CALLS)
         enabled = given.pop("enable", bool(given))
-        PPOFilterConfig.refuse_unknown_keys(given)
-        if not enabled:
-            return None
-        return PPOFilterConfig.from_mapping({"target_group_size": self.n, **given})
+        filtering.PPOFilterConfig.refuse_unknown_keys(given)
+        return filtering.PPOFilterConfig.from_mapping({"target_group_size": self.n, **given}) if enabled else None
 
     @property
     def drops_groups(self) -> bool:
@@ -173,7 +158,7 @@ class Settings:
         return self.filter_groups.enable or self.policies.filter is not None or self.batch_filter_config is not None
 
     @property
-    def gate_config(self) -> PPOFilterConfig | None:
+    def gate_config(self) -> filtering.PPOFilterConfig | None:
         """The batch filter as it judges every group that is shown to it; the collector chooses the groups of a batch.
 
         A group has at most as many rows as the allocator has trained of it, and is asked for no more.

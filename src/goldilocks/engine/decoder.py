@@ -89,8 +89,7 @@ def draw(logits: Tensor, temperature: Tensor, greedy: Tensor, uniforms: Tensor) 
         inside = blocks.take_along_dim(block[:, None, None], 1).squeeze(1)
         sampled = block * size + _first_above(inside, uniforms[:, 1])
     tokens = torch.where(greedy > 0, best, sampled)
-    chosen = scaled.gather(1, tokens[:, None]).squeeze(1)
-    return Drawn(tokens, chosen - top - log_total, -log_total)
+    return Drawn(tokens, scaled.gather(1, tokens[:, None]).squeeze(1) - top - log_total, -log_total)
 
 
 class Sampled(NamedTuple):
@@ -117,7 +116,10 @@ class Decoder:
         reach = self.vocab_size // 4, self.vocab_size // 2 + 1
         drawn = np.random.default_rng(0).integers(*reach, min(CHECKED_TOKENS, max_length))
         self._checked_text: tuple[int, ...] = tuple(drawn.tolist())
-        self._own_log_probs = self._of_the_model(self._checked_text)
+        ids = torch.tensor([self._checked_text], device=device)
+        with torch.inference_mode():  # one pass without a cache: the log-probs of all tokens after each of the text
+            logits = self.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits[0]
+            self._own_log_probs: Tensor = logits.float().log_softmax(-1)
         self._store: KVStore | None = None
         self.allocate()
         self._rows = torch.arange(slots, device=device)
@@ -153,13 +155,6 @@ class Decoder:
         reach = f"less, within the reach of every layer of {type(self.model).__name__}{ANOTHER_ENGINE}"
         require(not hides(self.model, self.max_length), "max_length", self.max_length, reach)
         return window.shapes
-
-    @torch.inference_mode()
-    def _of_the_model(self, text: tuple[int, ...]) -> Tensor:
-        """The log-probs of all tokens after each of ``text``, by one pass without a cache."""
-        ids = torch.tensor([text], device=self.device)
-        logits: Tensor = self.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits[0]
-        return logits.float().log_softmax(-1)
 
     def check_log_probs(self) -> None:
         """Refuse a model whose tokens have other log-probs here than in its own pass over the same text."""

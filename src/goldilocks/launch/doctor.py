@@ -174,8 +174,7 @@ def cluster(address: str, runs: Path) -> Iterator[Finding]:
             file.flush()
             files[file.name] = (text, str(folder))
         env = {"runtime_env": {"env_vars": platform_env(find_device())}}
-        texts = {path: text for path, (text, _) in files.items()}
-        reports = _ask_nodes({"address": address, **env}, texts, {})
+        reports = _ask_nodes({"address": address, **env}, {path: text for path, (text, _) in files.items()}, {})
     if isinstance(reports, Finding):
         yield reports
         return

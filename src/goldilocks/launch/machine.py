@@ -46,8 +46,7 @@ BROKEN = ("connect", "gloo", "nccl", "socket", "unavailable", "died")
 
 def share_of_cores(runs: int) -> dict[str, str]:
     """Return the variable that gives each of several runs its share of the cores, unless the user has set it."""
-    chosen = THREADS in os.environ or runs == 1
-    return {} if chosen else {THREADS: str(threads_per_rank(runs))}
+    return {} if THREADS in os.environ or runs == 1 else {THREADS: str(threads_per_rank(runs))}
 
 
 def find_device(words: Sequence[str] = ()) -> str:

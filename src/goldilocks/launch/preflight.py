@@ -175,8 +175,7 @@ def locate(config: DictConfig) -> None:
         for split in SPLITS:
             size, has_files = section[split], "data" in section
             fits = (has_files and size is None) or (isinstance(size, int) and size >= 1)
-            accepted = "1 or more problems" + (", or null: all" if has_files else "")
-            require(fits, f"task.{split}", size, accepted)
+            require(fits, f"task.{split}", size, "1 or more problems" + (", or null: all" if has_files else ""))
         if section.get("warm_start"):
             read_section(WarmStart, "task.warm_start", config)
         section.folder = str(Path(section.folder).expanduser() if section.folder else _kept(section))

@@ -27,43 +27,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from goldilocks.config.recipes import DEFAULT as DEFAULT_RECIPE
-from goldilocks.config.recipes import (
-    DEFAULT_TASK,
-    TRAINER,
-    Choice,
-    choose,
-    compose_config,
-    listed,
-    names,
-    quoted,
-    refuse_sections,
-)
+from goldilocks.config import recipes
 from goldilocks.config.settings import Settings
 from goldilocks.engine.cpu import platform_env
-from goldilocks.launch import on_trl
-from goldilocks.launch.machine import (
-    PRIVATE,
-    NodeLost,
-    find_device,
-    is_private,
-    join,
-    naming_lost_nodes,
-    ray_address,
-    rollout_engine,
-)
-from goldilocks.launch.preflight import (
-    budget_of,
-    changes,
-    check_budget,
-    check_columns,
-    check_paths,
-    check_prompts,
-    locate,
-    provide,
-    refuse_other_recipe,
-    rows_in,
-)
+from goldilocks.launch import machine, on_trl, preflight
 from goldilocks.launch.supervisor import Board, LiveLine, SignOfLife, Supervisor
 from goldilocks.rewards import TIMEOUT_S
 from goldilocks.rewards.calls import guard
@@ -79,12 +46,12 @@ STALL_S = 1800.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.epilog = f"""\
-recipes: {listed()} (default {DEFAULT_RECIPE})
-tasks:   {", ".join(names("task"))} (default {DEFAULT_TASK}; choose with task=NAME)
+recipes: {recipes.listed()} (default {recipes.DEFAULT})
+tasks:   {", ".join(recipes.names("task"))} (default {recipes.DEFAULT_TASK}; choose with task=NAME)
 
 examples:
   goldilocks train
-  goldilocks train {DEFAULT_RECIPE} trainer.total_training_steps=200 actor_rollout_ref.rollout.n=16
+  goldilocks train {recipes.DEFAULT} trainer.total_training_steps=200 actor_rollout_ref.rollout.n=16
   goldilocks train actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct task=gsm8k
 
 every key is verl's own: python -m verl.trainer.main_ppo --cfg job lists them
@@ -102,15 +69,15 @@ every key is verl's own: python -m verl.trainer.main_ppo --cfg job lists them
 def run(args: argparse.Namespace) -> int:
     """Train; return 0 if the run reached its end."""
     console = Console(markup=False)
-    choice = choose(args.words, find_device(args.words))
+    choice = recipes.choose(args.words, machine.find_device(args.words))
     name = args.name or f"{choice.name}-{datetime.now():%Y%m%d-%H%M%S}"
     if args.cfg:
-        config = compose_config(choice, [_engine(choice)])
-        locate(config)
+        config = recipes.compose_config(choice, [_engine(choice)])
+        preflight.locate(config)
         print(_yaml(config), end="")
         return 0
     with prepared(choice, args.runs, name, args.reward_timeout) as launch:
-        trainer = launch.config.trainer.get(TRAINER)
+        trainer = launch.config.trainer.get(recipes.TRAINER)
         engine, path, here = launch.config.actor_rollout_ref.rollout.name, launch.run_dir.path, Path.cwd()
         path = path.relative_to(here) if path.is_relative_to(here) else path
         console.print(f"{choice.name} on {choice.device}, rollouts by {trainer or engine}, {path}")
@@ -155,22 +122,22 @@ class Ended:
 
 
 @contextlib.contextmanager
-def prepared(choice: Choice, runs: Path, name: str, reward_timeout: float = TIMEOUT_S) -> Iterator[Launch]:
+def prepared(choice: recipes.Choice, runs: Path, name: str, reward_timeout: float = TIMEOUT_S) -> Iterator[Launch]:
     """Compose and check the config and make the run directory. Errors are raised before any process starts."""
     # Ray's sockets need a short path: a socket's has 107 characters at most.
     with tempfile.TemporaryDirectory(prefix="gl", dir="/tmp", ignore_cleanup_errors=True) as ray_folder:
         config = composed(choice, runs / name, ray_folder)
         check_keys(config)
-        provide(config)
-        check_paths(config)
+        preflight.provide(config)
+        preflight.check_paths(config)
         guard(config, reward_timeout, workers=1 if on_trl.chosen(config) else None)
         run_dir = RunDir.create(runs, name)
         with run_dir.held():
             env = _environment(choice, config, run_dir)
-            if not is_private(config):
-                join(config, env)
-            changed = changes(run_dir, config)
-            refuse_other_recipe(run_dir, choice, changed)
+            if not machine.is_private(config):
+                machine.join(config, env)
+            changed = preflight.changes(run_dir, config)
+            preflight.refuse_other_recipe(run_dir, choice, changed)
             goes_on = config.trainer.resume_mode != "disable"
             run_dir.begin(appends=goes_on and (on_trl.chosen(config) or uses_collector(config)))
             run_dir.config.write_text(_yaml(config))
@@ -179,10 +146,10 @@ def prepared(choice: Choice, runs: Path, name: str, reward_timeout: float = TIME
 
 def check_keys(config: DictConfig) -> None:
     """Check the keys of a composed config, before anything is made or fetched and without importing verl."""
-    refuse_sections(config)
+    recipes.refuse_sections(config)
     check_names(config)
-    locate(config)
-    check_budget(config)
+    preflight.locate(config)
+    preflight.check_budget(config)
     by_trl = on_trl.chosen(config)
     if by_trl or uses_collector(config):
         Settings.from_config(config)
@@ -190,35 +157,36 @@ def check_keys(config: DictConfig) -> None:
         on_trl.check_keys(config)
 
 
-def composed(choice: Choice, run_path: Path, ray_folder: str = "") -> DictConfig:
+def composed(choice: recipes.Choice, run_path: Path, ray_folder: str = "") -> DictConfig:
     """Return the config of a run; nothing is made, and only names and types are checked.
 
     Settings of a run that no recipe has come before the user's own overrides.
     """
     # A Ray for this run alone, on this machine; ray_kwargs.ray_init.address=auto joins a cluster instead.
     private = [
-        f"++ray_kwargs.ray_init.address={PRIVATE}",
+        f"++ray_kwargs.ray_init.address={machine.PRIVATE}",
         "++ray_kwargs.ray_init.include_dashboard=false",
         "++ray_kwargs.ray_init._node_ip_address=127.0.0.1",
-        f"++ray_kwargs.ray_init._temp_dir={quoted(ray_folder)}",
+        f"++ray_kwargs.ray_init._temp_dir={recipes.quoted(ray_folder)}",
     ]
-    cluster = ray_address([choice.recipe, *choice.overrides]) != PRIVATE
+    cluster = machine.ray_address([choice.recipe, *choice.overrides]) != machine.PRIVATE
     own = [
         _engine(choice),
         "trainer.logger=[console,file]",
         "trainer.project_name=goldilocks",
-        f"trainer.experiment_name={quoted(run_path.name)}",
-        f"trainer.default_local_dir={quoted(run_path.resolve() / 'checkpoints')}",
-        f"trainer.rollout_data_dir={quoted(run_path.resolve() / 'rollouts')}",
+        f"trainer.experiment_name={recipes.quoted(run_path.name)}",
+        f"trainer.default_local_dir={recipes.quoted(run_path.resolve() / 'checkpoints')}",
+        f"trainer.rollout_data_dir={recipes.quoted(run_path.resolve() / 'rollouts')}",
     ]
-    return compose_config(choice, own if cluster else own + private)
+    return recipes.compose_config(choice, own if cluster else own + private)
 
 
 def supervise(launch: Launch, line: LiveLine, stall_s: float = STALL_S, stop: threading.Event | None = None) -> Ended:
     """Start the run and watch it to its end, or until ``stop`` is set; nothing of it is left running."""
     run_dir, config = launch.run_dir, launch.config
     rollouts_per_step = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
-    progress = Progress(_total_steps(config), rollouts_per_step, spent=[0.0] if budget_of(config).costs else [])
+    spent = [0.0] if preflight.budget_of(config).costs else []
+    progress = Progress(_total_steps(config), rollouts_per_step, spent=spent)
     started, stop = time.monotonic(), stop or threading.Event()
     tail = Tail(run_dir.metrics)
     with contextlib.closing(line), Supervisor(run_dir, launch.env) as driver:
@@ -240,12 +208,13 @@ def _few_updates(config: DictConfig, progress: Progress) -> str | None:
     return said if said and Settings.from_config(config).drops_groups else None
 
 
-def _engine(choice: Choice) -> str:
+def _engine(choice: recipes.Choice) -> str:
     # TRL takes our engine into its own process.
-    return f"actor_rollout_ref.rollout.name={'transformers' if choice.on_trl else rollout_engine(choice.device)}"
+    engine = "transformers" if choice.on_trl else machine.rollout_engine(choice.device)
+    return f"actor_rollout_ref.rollout.name={engine}"
 
 
-def _environment(choice: Choice, config: DictConfig, run_dir: RunDir) -> dict[str, str]:
+def _environment(choice: recipes.Choice, config: DictConfig, run_dir: RunDir) -> dict[str, str]:
     env = platform_env(choice.device) | {
         "VERL_FILE_LOGGER_PATH": str(run_dir.metrics),
         "PYTHONUNBUFFERED": "1",
@@ -257,7 +226,7 @@ def _environment(choice: Choice, config: DictConfig, run_dir: RunDir) -> dict[st
     if choice.device == "cpu" and os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         # The user hides the GPUs. Ray counts the ranks on the CPU as devices and wants as many names here: none exists.
         env["CUDA_VISIBLE_DEVICES"] = ",".join(["-1"] * config.trainer.n_gpus_per_node)
-    if is_private(config):
+    if machine.is_private(config):
         # Other users of the machine cannot connect to the run's Ray.
         env["RAY_AUTH_MODE"] = os.environ.get("RAY_AUTH_MODE", "token")
         env["RAY_AUTH_TOKEN_PATH"] = str(run_dir.secret)
@@ -287,7 +256,7 @@ def _total_steps(config: DictConfig) -> float:
     """
     if config.trainer.total_training_steps:
         return int(config.trainer.total_training_steps)
-    rows = rows_in(config.data.train_files)
+    rows = preflight.rows_in(config.data.train_files)
     return math.inf if rows is None else rows // config.data.train_batch_size * config.trainer.total_epochs
 
 
@@ -312,8 +281,8 @@ def drive(folder: str) -> int:
     assert isinstance(config, DictConfig)
     try:
         check_settings(config)
-        check_columns(config)
-        check_prompts(config)
+        preflight.check_columns(config)
+        preflight.check_prompts(config)
         if on_trl.chosen(config):
             on_trl.train(config, run_dir.path)
         else:
@@ -337,7 +306,7 @@ def _train_on_verl(config: DictConfig) -> None:
     runner: Any = TaskRunnerV1
     if not config.trainer.use_v1:
         from verl.trainer.main_ppo_v0 import TaskRunner as runner
-    with naming_lost_nodes(runner) as watched:
+    with machine.naming_lost_nodes(runner) as watched:
         run_ppo(config, task_runner_class=watched)
 
 
@@ -346,7 +315,7 @@ def explain(error: BaseException, run_dir: RunDir) -> str:
     from goldilocks.verl.dispatch.failures import reason
 
     # These messages are for the user: they get no type and no place.
-    line = " ".join((str(error) if type(error) in (ValueError, NodeLost) else reason(error)).split())
+    line = " ".join((str(error) if type(error) in (ValueError, machine.NodeLost) else reason(error)).split())
     full = run_dir.full_disk()
     return f"{full}: {line}" if full else line
 

@@ -216,8 +216,7 @@ def guard(config: Any, timeout_s: float = TIMEOUT_S, workers: int | None = None)
 
 def guard_if_asked(config: Any) -> None:
     """The same on verl's own command line, where ``goldilocks.rewards`` asks for it, or a grader of ours computes."""
-    ours = str(config.reward.custom_reward_function.path).startswith(TASKS)
-    if reward_calls(config).in_use or ours:
+    if reward_calls(config).in_use or str(config.reward.custom_reward_function.path).startswith(TASKS):
         guard(config)
 
 

@@ -101,15 +101,10 @@ class SumLevel:
 
 # Each level's share of a data set. No level mixes products with sums: the order of operations is no part of this.
 SUM_LEVELS: Mapping[SumLevel, float] = {
-    SumLevel(2, 1, "+"): 1,
-    SumLevel(2, 1, "-"): 1,
-    SumLevel(2, 1, "*"): 1,
-    SumLevel(3, 1, "+-"): 2,
-    SumLevel(4, 1, "+-"): 2,
-    SumLevel(2, 2, "+"): 2,
-    SumLevel(2, 2, "-"): 2,
-    SumLevel(3, 2, "+-"): 2,
-    SumLevel(2, 3, "+-"): 2,
+    **{SumLevel(2, 1, operation): 1 for operation in "+-*"},
+    **{SumLevel(terms, 1, "+-"): 2 for terms in (3, 4)},
+    **{SumLevel(2, 2, operation): 2 for operation in "+-"},
+    **{SumLevel(terms, digits, "+-"): 2 for terms, digits in ((3, 2), (2, 3))},
     SumLevel(2, 2, "*"): 1,
     SumLevel(3, 3, "+-"): 1,
 }

@@ -53,8 +53,7 @@ class ReasoningGym:
         """Return ``size`` different problems of the split, each generator with its share."""
         shares = list(self._shares.values())
         ends = [0, *(round(size * share / sum(shares)) for share in accumulate(shares))]
-        counts = (end - start for start, end in pairwise(ends))
-        drawn = zip(self._shares, counts, strict=True)
+        drawn = zip(self._shares, (end - start for start, end in pairwise(ends)), strict=True)
         return [problem for name, count in drawn for problem in self._problems_of(name, split, count, seed)]
 
     def grade(self, answer: str, truth: str, extra: Mapping[str, Any]) -> Score:

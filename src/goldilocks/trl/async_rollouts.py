@@ -23,12 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from trl.experimental.async_grpo.async_rollout_worker import (
-    AsyncRolloutWorker,
-    RolloutGroup,
-    RolloutSample,
-    _AsyncRolloutLoop,
-)
+from trl.experimental.async_grpo import async_rollout_worker
+from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker, RolloutGroup, RolloutSample
 
 from goldilocks.core import Exhausted
 from goldilocks.drive.backend import CANCELLED, Unpaused, places
@@ -85,10 +81,7 @@ class AskedRollouts(Unpaused):
     """The worker as a backend that never pauses: it generates while the trainer trains."""
 
     def __init__(self, worker: AskedWorker, rows: SampleRows, *, seed: int, stale_after_s: float) -> None:
-        self._worker = worker
-        self._rows = rows
-        self._seed = seed
-        self._stale_after_s = stale_after_s
+        self._worker, self._rows, self._seed, self._stale_after_s = worker, rows, seed, stale_after_s
         self._in_flight: set[Place] = set()
         self._error = ""
 
@@ -166,8 +159,7 @@ class UntilExhausted:
     """TRL's samples, which end where no batch can be filled any more: so the loaders of all processes end together."""
 
     def __init__(self, samples: Iterable[Any], collected: CollectedQueue) -> None:
-        self._samples = samples
-        self._collected = collected
+        self._samples, self._collected = samples, collected
 
     def __iter__(self) -> Iterator[Any]:
         try:
@@ -183,8 +175,7 @@ class CollectedQueue:
     """
 
     def __init__(self, driver: Driver, rows: SampleRows, micro_batches: MicroBatches) -> None:
-        self.driver = driver
-        self.rows = rows
+        self.driver, self.rows = driver, rows
         self.batch: Batch | None = None
         self.trained: dict[Place, float] = {}  # the advantage of each rollout of the batch
         self._micro_batches = micro_batches
@@ -306,7 +297,7 @@ class Inbox:
         return Inbox, (self.queue if get_spawning_popen() is not None else None,)
 
 
-class AskedLoop(_AsyncRolloutLoop):  # type: ignore[misc]
+class AskedLoop(async_rollout_worker._AsyncRolloutLoop):  # type: ignore[misc]
     """The child's loop: it waits for what is asked."""
 
     def __init__(self, *, inbox: Inbox, **kwargs: Any) -> None:

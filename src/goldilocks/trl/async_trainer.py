@@ -24,14 +24,7 @@ from goldilocks.config.settings import Settings
 from goldilocks.drive.driver import Driver
 from goldilocks.drive.rehearsal import rehearse
 from goldilocks.errors import require
-from goldilocks.trl.async_rollouts import (
-    AskedRollouts,
-    AskedWorker,
-    CollectedQueue,
-    MicroBatches,
-    SampleRows,
-    UntilExhausted,
-)
+from goldilocks.trl import async_rollouts
 from goldilocks.trl.collection import Processes, WrittenFor, having, warn_of_changes
 from goldilocks.trl.on_disk import BudgetCallback, RunRecord, WholeCheckpoints, add_logged
 from goldilocks.trl.rows import DatasetPrompts, Section, Sections
@@ -63,7 +56,7 @@ class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: i
     goes on beside a server that holds adapters of an earlier run.
     """
 
-    collected: CollectedQueue | None = None  # on the first process
+    collected: async_rollouts.CollectedQueue | None = None  # on the first process
     rollout_worker: Any  # TRL's own, which has no types
     model_version: int
     _trained_groups: set[int]
@@ -107,16 +100,17 @@ class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: i
             self.collected.on_batch = self._record.take
             self.add_callback(self._record)
 
-    def _queue(self, settings: Settings, prompts: DatasetPrompts) -> CollectedQueue:
+    def _queue(self, settings: Settings, prompts: DatasetPrompts) -> async_rollouts.CollectedQueue:
         print(settings.summary(), flush=True)
         rehearse(settings, prompts)
-        rows, micro_batches, args = SampleRows(), MicroBatches(), self.args
+        rows, micro_batches, args = async_rollouts.SampleRows(), async_rollouts.MicroBatches(), self.args
         theirs: AsyncRolloutWorker = self.rollout_worker
-        worker = AskedWorker(**theirs._loop_kwargs)
-        backend = AskedRollouts(worker, rows, seed=args.seed, stale_after_s=args.heartbeat_stale_after_s)
+        worker = async_rollouts.AskedWorker(**theirs._loop_kwargs)
+        backend = async_rollouts.AskedRollouts(worker, rows, seed=args.seed, stale_after_s=args.heartbeat_stale_after_s)
         collector = settings.collector(prompts, lambda epoch: np.arange(len(prompts)))  # TRL's order
         collector.ahead = collector.target_groups  # the server has work while the trainer trains
-        found = CollectedQueue(Driver(collector, backend, rows, budget=settings.budget()), rows, micro_batches)
+        driver = Driver(collector, backend, rows, budget=settings.budget())
+        found = async_rollouts.CollectedQueue(driver, rows, micro_batches)
         worker.policy = lambda: found.next_batch
         self.rollout_worker, self.rollout_queue, self._trained_groups = worker, found, micro_batches
         return found
@@ -129,7 +123,7 @@ class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: i
             found = super().get_train_dataloader()
         if self.collected is not None:
             batches = found.dataset  # TRL's, which takes samples from a data set of its own
-            batches.dataset = UntilExhausted(batches.dataset, self.collected)
+            batches.dataset = async_rollouts.UntilExhausted(batches.dataset, self.collected)
             if self.args.token_budget > 0:  # TRL has asked the server if it was None
                 self.collected.longest = self.args.token_budget
         self._loader = found

@@ -74,12 +74,8 @@ class Collection:
         keeps: bool,
         seed: int,
     ) -> None:
-        self.rows = rows
-        self._prompts = prompts
-        self._processes = processes
-        self._sizes = sizes
-        self._keeps = keeps
-        self._seed = seed
+        self.rows, self._prompts = rows, prompts
+        self._processes, self._sizes, self._keeps, self._seed = processes, sizes, keeps, seed
         self._together = False  # whether all processes are generating
         self.batch: Batch | None = None
         self.trained: dict[Place, float] = {}  # the advantage of each rollout of the batch
@@ -190,11 +186,8 @@ class Collection:
         """Return the advantage of every rollout that is trained; baselines are over all rollouts of a group."""
         groups = [[(rollout.uid, rollout.index) for rollout in group.rollouts] for group in batch.groups]
         found = rewards.advantages([self.rows.get(group) for group in groups])
-        of = {
-            place: value
-            for group, own in zip(groups, found, strict=True)
-            for place, value in zip(group, own.tolist(), strict=True)
-        }
+        values = [value for own in found for value in own.tolist()]
+        of = dict(zip((place for group in groups for place in group), values, strict=True))
         trained = [(rollout.uid, rollout.index) for group in batch.groups for rollout in group.trained]
         return {place: of[place] for place in trained}
 

@@ -41,10 +41,8 @@ class EngineRollouts:
             value = getattr(args, key)
             require(value in (accepted, {}), key, value, f"{accepted} with engine_slots")
         require(args.max_completion_length is not None, "max_completion_length", None, "a length, with engine_slots")
-        self._args = args
-        self.slots = slots
-        self._eos_ids, self._pad_id = eos_ids, pad_id
-        self._device = device
+        self._args, self.slots = args, slots
+        self._eos_ids, self._pad_id, self._device = eos_ids, pad_id, device
         self._dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32
         self._engine: Engine | None = None
         self._length = 0
@@ -107,8 +105,7 @@ class Turns:
     def __init__(self, prompts: Sequence[Ids], seeds: Sequence[int], longest: int) -> None:
         self._texts = [list(ids) for ids in prompts]
         self._prompts = [len(ids) for ids in prompts]
-        self._seeds = seeds
-        self._longest = longest
+        self._seeds, self._longest = seeds, longest
         self._turn = 0
         self._places: list[int] = []  # of the conversations that this turn is of
 

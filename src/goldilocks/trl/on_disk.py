@@ -28,7 +28,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import yaml
@@ -53,11 +53,7 @@ from goldilocks.trl.collection import Batch, Collection, Processes
 from goldilocks.trl.rows import COUNTS, LOG_PROBS, SAMPLED
 from goldilocks.types import row_key
 
-if TYPE_CHECKING:
-    Base = Any  # a trainer of TRL's, which comes behind the mixin
-else:
-    Base = object
-
+Base: Any = object  # for mypy a trainer of TRL's, which comes behind the mixin
 logger = logging.getLogger(__name__)
 
 Buffered = list[dict[str, Any]]
@@ -159,8 +155,7 @@ class Saved:
     """Writes and reads what TRL's checkpoint lacks."""
 
     def __init__(self, collection: Collection, processes: Processes) -> None:
-        self._collection = collection
-        self._processes = processes
+        self._collection, self._processes = collection, processes
 
     def write(self, folder: Path, step: int, buffered: Sequence[dict[str, Any]] | None) -> None:
         """Write everything; each process writes the batch it is training."""
@@ -239,9 +234,7 @@ class RunRecord(TrainerCallback):
         closing: Callable[[], str],
     ) -> None:
         self._run = RunDir(path)
-        self._config = config
-        self._spent = spent
-        self._closing = closing
+        self._config, self._spent, self._closing = config, spent, closing
         self._batch: dict[str, float] = {}
         # By step, of batches that are not being trained yet: the collector's metrics, and those of the rows.
         self._taken: dict[int, tuple[Mapping[str, float], Mapping[str, float]]] = {}
@@ -319,9 +312,7 @@ class BudgetCallback(TrainerCallback):
 
     def __init__(self, budget: Budget, meter: Meter | None, processes: Processes) -> None:
         """``meter`` is the driver's, which is there on the first process only."""
-        self._budget = budget
-        self._meter = meter
-        self._processes = processes
+        self._budget, self._meter, self._processes = budget, meter, processes
         self._running = False  # the clock
         self._seconds = 0.0  # of the last update
 
@@ -372,9 +363,7 @@ class WeightsGuardCallback(TrainerCallback):
 
     def __init__(self, guard: WeightsGuard, accelerator: Any, logged: dict[str, list[float]]) -> None:
         """``logged`` are the values that TRL logs the means of."""
-        self._guard = guard
-        self._accelerator = accelerator
-        self._logged = logged
+        self._guard, self._accelerator, self._logged = guard, accelerator, logged
         self._sums = torch.zeros(2, dtype=torch.float64)
         self.metrics: dict[str, float] = {}  # of the last update
 
@@ -423,8 +412,7 @@ def is_comparable(args: Any, model: nn.Module) -> bool:
     config: Any = getattr(model, "config", None)
     routed = config is not None and has_experts(config.to_dict())
     # Tokens are left out of the distribution that the engine reports.
-    bound = args.vllm_structured_outputs_regex
-    cut = (args.top_p or 1.0) < 1 or (args.top_k or 0) > 0 or args.min_p or bound
+    cut = (args.top_p or 1.0) < 1 or (args.top_k or 0) > 0 or args.min_p or args.vllm_structured_outputs_regex
     # The engine reports logits that more than the temperature has changed.
     altered = (args.repetition_penalty or 1.0) != 1 or args.generation_kwargs
     # A vLLM server, whose options are its own, may report log-probs without the temperature.

@@ -33,35 +33,11 @@ from goldilocks.hashing import hashed
 from goldilocks.losses.log_probs import WeightsGuard
 from goldilocks.losses.policy_loss import TOKEN_LEVEL
 from goldilocks.runs.history import by_column, check_values, column_and_value, metric_name, value_of
+from goldilocks.trl import on_disk
+from goldilocks.trl import rows as trl_rows
 from goldilocks.trl.collection import SCALE, Collection, Processes, Rewards, Sizes, WrittenFor, having, warn_of_changes
 from goldilocks.trl.engine_rollouts import EngineRollouts, Turns
-from goldilocks.trl.on_disk import (
-    BudgetCallback,
-    RunRecord,
-    Saved,
-    WeightsGuardCallback,
-    WholeCheckpoints,
-    add_logged,
-    is_comparable,
-    is_exact,
-)
-from goldilocks.trl.rows import (
-    IMAGES,
-    LOG_PROBS,
-    CompletionGate,
-    CompletionRow,
-    CompletionRows,
-    DatasetPrompts,
-    SamplerOrder,
-    Section,
-    Sections,
-    join_rows,
-    no_loss,
-    signal_first,
-    split_rows,
-    texts_alone,
-    with_signal,
-)
+from goldilocks.trl.rows import CompletionRow, CompletionRows, DatasetPrompts, Section, Sections, texts_alone
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +55,7 @@ class Scored:
     rewards: Tensor
 
 
-class CollectedTrainer(WholeCheckpoints):
+class CollectedTrainer(on_disk.WholeCheckpoints):
     """A mixin for a trainer of TRL's: dynamic sampling, adaptive rollouts, selectors and the batch filter.
 
     ``filter_groups``, ``adaptive_rollout``, ``goldilocks`` and ``batch_filter`` are sections with the keys and defaults
@@ -120,7 +96,7 @@ class CollectedTrainer(WholeCheckpoints):
         self._seeds: list[int] | None = None  # of the round that is being generated
         self._turns: Turns | None = None  # of the conversations that are being generated
         self._tool_tokens: list[int] | None = None  # how many tools wrote into each answer that was generated last
-        self._weights_guard: WeightsGuardCallback | None = None
+        self._weights_guard: on_disk.WeightsGuardCallback | None = None
         self._in_loss: dict[str, Any] | None = None  # what the loss being computed is of, until its log-probs are known
         self._validate_by: Sequence[str] = []
         super().__init__(*args, **kwargs)
@@ -137,9 +113,9 @@ class CollectedTrainer(WholeCheckpoints):
             self._collect(sections, Path(run_dir or self.args.output_dir))
         if self._engine is not None or self.args.use_vllm:
             action = (goldilocks or {}).get("on_stale_weights", Policies.on_stale_weights)
-            exact, judges = is_exact(self.args, self.model), is_comparable(self.args, self.model)
+            exact, judges = on_disk.is_exact(self.args, self.model), on_disk.is_comparable(self.args, self.model)
             guard = WeightsGuard(action, exact=exact, judges=judges)
-            self._weights_guard = WeightsGuardCallback(guard, self.accelerator, self._metrics["train"])
+            self._weights_guard = on_disk.WeightsGuardCallback(guard, self.accelerator, self._metrics["train"])
             self.add_callback(self._weights_guard)
 
     def _collect(self, sections: Sections, run_dir: Path) -> None:
@@ -157,11 +133,11 @@ class CollectedTrainer(WholeCheckpoints):
         self.collection = Collection(prompts, rows, processes, sizes, keeps=keeps, seed=self.args.seed)
         driver = self._driver(settings, prompts, rows, self.collection) if processes.first else None
         self.collection.driver = driver
-        self._budget = BudgetCallback(settings.budget(), None if driver is None else driver.meter, processes)
-        self._saved = Saved(self.collection, processes)
+        self._budget = on_disk.BudgetCallback(settings.budget(), None if driver is None else driver.meter, processes)
+        self._saved = on_disk.Saved(self.collection, processes)
         self.add_callback(self._budget)
         if driver is not None:
-            self._record = RunRecord(run_dir, sections.config(self.args), self._update_metrics, driver.closing)
+            self._record = on_disk.RunRecord(run_dir, sections.config(self.args), self._update_metrics, driver.closing)
             self.add_callback(self._record)
 
     def _check_older_rows(self, settings: Settings) -> None:
@@ -185,9 +161,9 @@ class CollectedTrainer(WholeCheckpoints):
         print(settings.summary(), flush=True)
         rehearse(settings, prompts)
         groups, seed = settings.train_batch_size, self.args.seed
-        order = SamplerOrder(prompts, groups=groups, shuffle=self.shuffle_dataset, seed=seed)
+        order = trl_rows.SamplerOrder(prompts, groups=groups, shuffle=self.shuffle_dataset, seed=seed)
         config = settings.gate_config
-        gate = None if config is None else CompletionGate(config, settings.seed, rows)
+        gate = None if config is None else trl_rows.CompletionGate(config, settings.seed, rows)
         # TRL's own generation is sized for its batch; our engine has slots, which a batch of one group leaves idle.
         slots = 0 if self._engine is None else self._engine.slots * self.accelerator.num_processes
         backend = Rounds(collection.events, room=max(self.args.generation_batch_size, slots))
@@ -232,7 +208,7 @@ class CollectedTrainer(WholeCheckpoints):
         longest = self.args.max_completion_length or math.inf
         by_tools = self._tool_tokens or [0] * len(inputs)
         prompts, completions = (list(map(texts_alone, texts)) for texts in (scored.prompts, scored.completions))
-        columns = split_rows(output, scored.ids), rewards, prompts, completions, scored.ids, by_tools
+        columns = trl_rows.split_rows(output, scored.ids), rewards, prompts, completions, scored.ids, by_tools
         return output, [
             CompletionRow(one, tuple(own), prompt, completion, is_truncated(ids, longest, self._ends), tools)
             for one, own, prompt, completion, ids, tools in zip(*columns, strict=True)
@@ -244,7 +220,7 @@ class CollectedTrainer(WholeCheckpoints):
         inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
         if not self._only_signal or self._buffered_inputs is before:
             return inputs
-        parts = signal_first(self._buffered_inputs, self.args.gradient_accumulation_steps)
+        parts = trl_rows.signal_first(self._buffered_inputs, self.args.gradient_accumulation_steps)
         self._buffered_inputs = parts
         part: dict[str, Any] = parts[self._step % self.args.steps_per_generation]
         return part
@@ -326,8 +302,8 @@ class CollectedTrainer(WholeCheckpoints):
     @torch.no_grad()
     def _log_probs(self, rows: list[CompletionRow]) -> list[Tensor]:
         """Return the log-probs of each row's completion under the policy of now."""
-        columns = self._on_device(join_rows(rows, self._text_tokenizer.pad_token_id, None))
-        seen = {name: value for name, value in columns.items() if name in IMAGES}
+        columns = self._on_device(trl_rows.join_rows(rows, self._text_tokenizer.pad_token_id, None))
+        seen = {name: value for name, value in columns.items() if name in trl_rows.IMAGES}
         ids = torch.cat([columns["prompt_ids"], columns["completion_ids"]], 1)
         mask = torch.cat([columns["prompt_mask"], columns["completion_mask"]], 1)
         size = self.args.per_device_train_batch_size
@@ -342,9 +318,9 @@ class CollectedTrainer(WholeCheckpoints):
         """TRL's loss; its normalisation ignores padding rows and counts skipped ones."""
         scale = inputs.get(SCALE)
         if self._only_signal:
-            inputs, share = with_signal(inputs)
+            inputs, share = trl_rows.with_signal(inputs)
             if not share:
-                return no_loss(model)
+                return trl_rows.no_loss(model)
             scale = share if scale is None else scale * share
         inputs = dict(inputs)  # a batch may serve several updates
         beta = self.beta
@@ -366,7 +342,7 @@ class CollectedTrainer(WholeCheckpoints):
         found = super()._get_per_token_logps_and_entropies(*given, **kwargs)
         inputs, self._in_loss = self._in_loss, None
         if inputs is not None:
-            log_probs, old = found[0].detach(), inputs.get(LOG_PROBS)
+            log_probs, old = found[0].detach(), inputs.get(trl_rows.LOG_PROBS)
             if self._weights_guard is not None and self.model.training:
                 self._weights_guard.see(inputs, log_probs)
             if old is not None:
@@ -454,7 +430,8 @@ class CollectedTrainer(WholeCheckpoints):
         before = list(table)[: max(0, len(table) - len(found))]
         table.clear()
         table.extend([*before, *found])
-        add_logged(metrics, {**collection.batch.metrics, "train/padding_rollouts": collection.generated.count(None)})
+        padding = {"train/padding_rollouts": collection.generated.count(None)}
+        on_disk.add_logged(metrics, {**collection.batch.metrics, **padding})
         if collection.driver is not None:
             step = self.state.global_step + 1
             self._record.take(step, collection.batch, collection.rows, collection.trained)

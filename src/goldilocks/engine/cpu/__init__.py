@@ -108,5 +108,4 @@ def _quota(folder: Path) -> float | None:
 
 def threads_for(model: Any, ranks: int) -> int:
     """Return the threads of a process that computes this model on the CPU, one of ``ranks`` on this machine."""
-    size = sum(one.numel() for one in model.parameters())
-    return 1 if size < SMALL else threads_per_rank(ranks)
+    return 1 if sum(one.numel() for one in model.parameters()) < SMALL else threads_per_rank(ranks)

@@ -174,8 +174,7 @@ async def _end_in_vllm(engine: Any, request_ids: list[str]) -> None:
     core = sys.modules.get("vllm.v1.engine.core")  # as far as this process can know
     loop = getattr(getattr(core, "EngineCoreProc", None), "run_busy_loop", None)
     if getattr(engine, HOLDS, True) and getattr(loop, HOLDS, False):
-        by_name = engine.output_processor.external_req_ids
-        inner = [one for name in request_ids for one in by_name.get(name, ())]
+        inner = [one for name in request_ids for one in engine.output_processor.external_req_ids.get(name, ())]
         try:
             await engine.engine_core.call_utility_async("abort_and_answer", inner)
             return

@@ -45,8 +45,7 @@ class RayWeights(CheckpointEngine):
     """One in every training rank and in every rollout worker."""
 
     def __init__(self, bucket_size: int, is_master: bool = False) -> None:
-        self._bucket_size = bucket_size
-        self._is_master = is_master
+        self._bucket_size, self._is_master = bucket_size, is_master
         self._mailbox: Any = None
 
     def prepare(self) -> dict[str, Any]:

@@ -23,18 +23,10 @@ from rich.console import Console
 from goldilocks.config.recipes import choose, listed, quoted
 from goldilocks.errors import missing_extra, require
 from goldilocks.hashing import content_key
+from goldilocks.lab.compare import study as studies
 from goldilocks.lab.compare.arm import GROUPS, SEEDS, STEPS, Arm, EqualCost, parse_grid
 from goldilocks.lab.compare.show import LEGEND, in_markdown, notes, settings, tables
-from goldilocks.lab.compare.study import (
-    TUNING_SEED,
-    Result,
-    Results,
-    Study,
-    StudyFolder,
-    origin_here,
-    read_result,
-    write_json,
-)
+from goldilocks.lab.compare.study import Result, Results, Study, StudyFolder
 from goldilocks.lab.compare.table import Table, make_table
 from goldilocks.launch.machine import find_device, share_of_cores
 from goldilocks.launch.preflight import check_paths, files_of, provide, rows_in
@@ -91,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     device, console = find_device(args.words), Console(soft_wrap=True)
     ended = len(list(args.out.glob("*/result.json"))) == study.arms  # shown again, also where no data or model is
     configs = [] if ended else check_study(study, device)
-    with StudyFolder.open(args.out, study, partial(origin_here, device)) as folder:
+    with StudyFolder.open(args.out, study, partial(studies.origin_here, device)) as folder:
         split = split_for_tuning(configs, args.out / "tuning") if study.tuning_arms() and not ended else []
         try:
             with interruptible(), Board(console) as board:
@@ -131,7 +123,11 @@ def _study(args: argparse.Namespace) -> Study:
 
 def check_study(study: Study, device: str) -> list[DictConfig]:
     """Check that every recipe composes, and the first one with every value of the grid. Return their configs."""
-    _check_keys(study)
+    for word in (*study.overrides, *study.grid):
+        if any(f"{_key(word)}.".startswith(f"{own}.") for own in (*OWN, *SEEDS)):
+            raise ValueError(f"{word!r} is not accepted: goldilocks compare sets {_key(word)} itself")
+        doubled = GROUPS in study.grid and _key(word) == MINI_BATCH
+        require(not doubled, MINI_BATCH, word.partition("=")[2], f"nothing beside --tune {GROUPS}, which sets it")
     arms = study.reported_arms(study.choose([]))[: len(study.recipes)]
     first = study.combinations[0]
     others = [{**first, key: value} for key, values in study.grid.items() for value in values[1:]]
@@ -174,14 +170,6 @@ def split_for_tuning(configs: Sequence[DictConfig], folder: Path) -> list[str]:
     return [f"data.{name}={quoted((folder / f'{name}.parquet').resolve())}" for name in parts]
 
 
-def _check_keys(study: Study) -> None:
-    for word in (*study.overrides, *study.grid):
-        if any(f"{_key(word)}.".startswith(f"{own}.") for own in (*OWN, *SEEDS)):
-            raise ValueError(f"{word!r} is not accepted: goldilocks compare sets {_key(word)} itself")
-        doubled = GROUPS in study.grid and _key(word) == MINI_BATCH
-        require(not doubled, MINI_BATCH, word.partition("=")[2], f"nothing beside --tune {GROUPS}, which sets it")
-
-
 def _check_schedule(config: DictConfig) -> None:
     """Refuse a learning-rate schedule over all steps: with a budget the number of steps is not known."""
     optim = config.actor_rollout_ref.actor.optim
@@ -200,7 +188,7 @@ def _key(word: str) -> str:
 
 def _write(study: Study, results: Results, table: Table, folder: StudyFolder) -> None:
     """Write the table, then the picture and the report; without the packages they need, say so and go on."""
-    write_json(folder.path / "table.json", asdict(table))
+    studies.write_json(folder.path / "table.json", asdict(table))
     (folder.path / "table.md").write_text(in_markdown(table))
     try:
         from goldilocks.lab.compare.pictures import write_pictures
@@ -349,7 +337,7 @@ class Launcher:
         with ExitStack() as stack:
             with self.composing:
                 shared = [f"++ray_kwargs.ray_init.object_store_memory={OBJECT_STORE}"] if turn.at_once > 1 else []
-                tuning = self.tuning if arm.seed >= TUNING_SEED else ()
+                tuning = self.tuning if arm.seed >= studies.TUNING_SEED else ()
                 choice = choose(arm.command([*shared, *self.study.overrides, *tuning]), self.device)
                 launch = stack.enter_context(prepared(choice, self.folder.path, arm.name))
                 launch = replace(launch, env=share_of_cores(turn.at_once) | launch.env)
@@ -358,7 +346,7 @@ class Launcher:
             failed = f"arm {arm.name} failed: {outcome.failure}; everything it printed: {launch.run_dir.log}"
             self.console.print(failed, highlight=False, markup=False, soft_wrap=True)
             raise ArmFailed(failed)
-        result = read_result(arm, launch.run_dir.path, outcome.seconds, alone=turn.at_once == 1)
+        result = studies.read_result(arm, launch.run_dir.path, outcome.seconds, alone=turn.at_once == 1)
         tried = f" ({settings(arm.settings)})" if arm.settings else ""
         first, last = result.validations[0].accuracy, result.validations[-1].accuracy
         ended = (

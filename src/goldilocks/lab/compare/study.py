@@ -162,8 +162,7 @@ class StudyFolder:
     """``with StudyFolder.open(path, study, origin) as folder: …``; each arm's origin is asked for when it begins."""
 
     def __init__(self, path: Path, origin: Origin) -> None:
-        self.path = path
-        self._origin = origin
+        self.path, self._origin = path, origin
 
     @classmethod
     @contextlib.contextmanager
@@ -213,8 +212,7 @@ class StudyFolder:
 
     def finish(self, arm: Arm, result: Result) -> Result:
         """Write the result of an arm that has ended, and return it with the arm's origin."""
-        origin = json.loads((self.run(arm) / "arm.json").read_text())["origin"]
-        result = replace(result, origin=origin)
+        result = replace(result, origin=json.loads((self.run(arm) / "arm.json").read_text())["origin"])
         write_json(self.run(arm) / "result.json", asdict(result))
         return result
 
@@ -285,8 +283,7 @@ class Result:
         for column, values in self.validations[0].levels.items():
             own = [one.levels.get(column, {}) for one in self.validations]
             for value in filter(lambda value: all(value in one for one in own), values):
-                known = [one[value] for one in own]
-                at = self.accuracies(cost.kind, np.array([cost.amount]), known)
+                at = self.accuracies(cost.kind, np.array([cost.amount]), [one[value] for one in own])
                 found.setdefault(column, {})[value] = float(at[0])
         return found
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from statistics import fmean
 
 import numpy as np
@@ -216,16 +216,15 @@ def _row(own: Sequence[Result], baselines: Sequence[Sequence[Result]], clocks: S
     def over_seeds(value: Callable[[Result], float], seeds: Sequence[int] = clocks[0].seeds) -> Interval:
         return Interval.of([value(one) for one in own if one.seed in seeds])
 
-    def accuracy_on(clock: Clock) -> Interval:
-        return over_seeds(lambda one: one.accuracy_at(clock.cost), clock.seeds)
-
     cost = clocks[0].cost
     others = [baseline for baseline in baselines if baseline[0].recipe != own[0].recipe]
     return RecipeRow(
         recipe=own[0].recipe,
         settings=own[0].settings,
         seeds=len(own),
-        accuracy={clock.cost.kind: accuracy_on(clock) for clock in clocks},
+        accuracy={
+            clock.cost.kind: over_seeds(methodcaller("accuracy_at", clock.cost), clock.seeds) for clock in clocks
+        },
         gain=over_seeds(lambda one: one.accuracy_at(cost) - one.validations[0].accuracy),
         levels=_over_arms([one.levels_at(cost) for one in own]),
         against=tuple(_against(own, baseline, clock) for baseline in others for clock in clocks),

@@ -72,13 +72,7 @@ def learning(runs: Sequence[Run]) -> Section:
 
 
 def _by_cost(
-    runs: Sequence[Run],
-    cost: str,
-    name: str,
-    title: str,
-    label: str,
-    form: str,
-    rows_of: Callable[[Run], list[Point]],
+    runs: Sequence[Run], cost: str, name: str, title: str, label: str, form: str, rows_of: Callable[[Run], list[Point]]
 ) -> Plot:
     """Plot rows by what had been spent at their step."""
     spent = [(row, run.spending.until(cost, row["step"])) for run in runs for row in rows_of(run)]

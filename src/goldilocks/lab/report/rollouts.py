@@ -145,8 +145,7 @@ def tokens(runs: Sequence[Run]) -> Section:
     alone = len(runs) == 1
     for number, run in enumerate(runs):
         if run.name in there:
-            title = "Step by step" if alone else run.name
-            plots.append(_steps(number, title, alone, there[run.name]))
+            plots.append(_steps(number, "Step by step" if alone else run.name, alone, there[run.name]))
     return Section(
         "tokens",
         "Where every token went",

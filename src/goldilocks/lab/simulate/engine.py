@@ -76,8 +76,7 @@ class SimulatedEngine(Backend):
     def __init__(self, prompts: PassRates, config: EngineConfig, *, seed: int) -> None:
         self.config = config
         self.learner = Learner(prompts, config)
-        self.clock = 0
-        self.submitted = 0
+        self.clock = self.submitted = 0
         self.budget: float = math.inf  # rollouts that may be submitted in all
         self._seed = seed
         # log-normal: the mean of exp(spread · z) is exp(spread² / 2), which is taken off so that ``tokens`` is the mean
@@ -195,9 +194,8 @@ class Learner:
     def pass_rate(self, index: int) -> float:
         """Return the chance that an answer to this prompt is right now."""
         p, gain = self._initial[index], self._gain[index] + self._common + self._lifted[self._strata[index]]
-        if not gain or p in (0.0, 1.0):
-            return float(p)
-        return float(1 / (1 + (1 - p) / p * math.exp(-gain)))
+        still = not gain or p in (0.0, 1.0)
+        return float(p if still else 1 / (1 + (1 - p) / p * math.exp(-gain)))
 
     def train(self, batch: Iterable[Group]) -> None:
         for group in batch:

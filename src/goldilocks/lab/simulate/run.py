@@ -268,11 +268,7 @@ def run(args: argparse.Namespace) -> int:
         gen_batch_size=args.gen_batch_size,
         repeat=not args.no_repeat,
         engine=EngineConfig(
-            slots=args.slots,
-            improvement=args.improvement,
-            lift=lift,
-            lift_by=lift_by,
-            failure_rate=args.failure_rate,
+            slots=args.slots, improvement=args.improvement, lift=lift, lift_by=lift_by, failure_rate=args.failure_rate
         ),
     )
     configs: dict[str, Config] = {}
