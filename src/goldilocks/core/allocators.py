@@ -36,7 +36,8 @@ class Allocator(Policy):
     def wanted(self, group: Group, beliefs: Beliefs) -> int:
         """Return how many rollouts this group should have, given those it has; asked when none is on its way.
 
-        More than it has: the difference is requested. No more: the group is complete.
+        More than it has: the difference is requested. No more: the group is complete. ``beliefs`` have learnt from
+        these rollouts, so that the posterior of the prompt has them.
         """
 
     @property
