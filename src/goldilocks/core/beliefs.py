@@ -159,12 +159,10 @@ class Beliefs:
             self.rates.wander = _expected(WANDERS, self._wanders)
         level = self.rates.level(effects, self.rates.wander)
         mean, moved = level.mean, self.rates.wander * trained
-        rate, doubt = _level(mean, level.variance)
-        left = _left(own, mean - since, moved)
-        worth = _worth(self.concentration, doubt)
         if first:
-            self._keep_score((worth * rate + own[0] * left, worth * (1 - rate) + own[1] * left), passes, trials)
+            self._keep_score(self._beta(mean, level.variance, own, since, moved), passes, trials)
         if len(self.rates):
+            (rate, doubt), left = _level(mean, level.variance), _left(own, mean - since, moved)
             for j, concentration in enumerate(CONCENTRATIONS):
                 worth = _worth(concentration, doubt)
                 a, b = worth * rate + own[0] * left, worth * (1 - rate) + own[1] * left
