@@ -53,12 +53,14 @@ def rules() -> dict[str, Allocator]:
 def ends(rule: Allocator, p: float) -> dict[tuple[int, int], float]:
     """Return the chance that a group ends with n rollouts of which k are right, for each (n, k)."""
     beliefs = Beliefs(np.arange(1, dtype=np.uint64), cost=Cost.ROLLOUTS)
-    beliefs.positives[:], beliefs.negatives[:] = max(PRIOR * p - 1, -0.9), max(PRIOR * (1 - p) - 1, -0.9)
+    right, wrong = max(PRIOR * p - 1, -0.9), max(PRIOR * (1 - p) - 1, -0.9)
+    beliefs.positives[:], beliefs.negatives[:] = right, wrong
     (first,) = rule.first(np.zeros(1, dtype=np.int64), beliefs)
     open_groups, ended = _more({(0, 0): 1.0}, first, p), {}
     while open_groups:
         grown: dict[tuple[int, int], float] = {}
         for (n, k), chance in open_groups.items():
+            beliefs.positives[:], beliefs.negatives[:] = right + k, wrong + n - k  # learnt from these rollouts
             rollouts = [Rollout("g", index, float(index < k), 1) for index in range(n)]
             wanted = rule.wanted(Group("g", Prompt(0, 0), rollouts, planned=first), beliefs)
             if wanted <= n:
