@@ -220,11 +220,11 @@ def fill_log_probs(keys: list[str], value: float, *others: str) -> None:
         tq.kv_batch_put(keys=keys, partition_id=PARTITION, fields=fields)
 
 
-def silence(keys: list[str]) -> None:
-    """Do not train these rows: set their loss mask to zero."""
+def fill_with_zeros(keys: list[str], field: str) -> None:
+    """Write zeros into a field of these rows."""
     if keys:
-        mask = tq.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=["response_mask"])["response_mask"]
-        fields = TensorDict({"response_mask": torch.zeros_like(mask)}, batch_size=len(keys))
+        before = tq.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=[field])[field]
+        fields = TensorDict({field: torch.zeros_like(before)}, batch_size=len(keys))
         tq.kv_batch_put(keys=keys, partition_id=PARTITION, fields=fields)
 
 

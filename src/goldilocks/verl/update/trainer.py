@@ -46,8 +46,8 @@ from goldilocks.verl.store import (
     batch_of,
     clear,
     fill_log_probs,
+    fill_with_zeros,
     padding_keys,
-    silence,
     tensor_fields,
     untrained_of,
 )
@@ -295,15 +295,18 @@ class CollectorTrainer(Driven, Base):
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         """Compute advantages with baselines over all rollouts of a group, whether or not all are trained."""
         algorithm, others = self.config.algorithm, untrained_of(self.collector.in_hand)
-        if self.collector.trained:  # verl cannot do without any
-            silence([key for key in batch.keys if split_row_key(key)[0] in self.collector.backfilled])
+        spare = [key for key in batch.keys if split_row_key(key)[0] in self.collector.backfilled]
+        if self.collector.trained:  # verl needs a token that is not masked
+            fill_with_zeros(spare, "response_mask")
         with (
             # verl would compare ``old_log_probs``, which are not there yet, with the engine's for its metrics
             changed(algorithm, rollout_correction=None) if self.one_pass.own_log_probs else nullcontext(),
             counting_rollouts(algorithm, batch.keys),
             untrained_rollouts(others) if others else nullcontext(),
         ):
-            return super()._compute_advantage(batch, metrics)
+            batch = super()._compute_advantage(batch, metrics)
+        fill_with_zeros(spare, "advantages")
+        return batch
 
     # -- groups of different sizes -------------------------------------------------------------------------------------
 

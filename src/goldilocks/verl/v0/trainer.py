@@ -215,6 +215,8 @@ class RayPPOTrainerWithSampling(Driven, RayPPOTrainer):
         stale = torch.from_numpy(batch.non_tensor_batch[STALE] & batch.non_tensor_batch[TRAINED])
         correction = self.config.algorithm.get("rollout_correction", None)
         gap = None if is_bypassed(correction) else _gap(batch)
+        if not self.collector.trained:  # the whole batch only fills up
+            batch.batch["advantages"] = torch.zeros_like(batch.batch["advantages"])
         batch.batch["old_log_probs"], metrics = behaviour_log_probs(batch.batch, stale, correction)
         self._metrics.update(metrics)
         self._metrics.update(self.weights_guard.observe(gap))

@@ -118,9 +118,27 @@ def test_rows_that_only_fill_a_batch_up_have_no_loss(monkeypatch: pytest.MonkeyP
     trainer.config.algorithm = {"rollout_correction": None}
     batch = batch_of(trainer.driver.take())
     assert trainer.collector.backfilled == {"g0"}
+    for key in batch.keys:
+        trainer.queue.rows[key]["advantages"] = torch.ones(TOKENS)
     trainer._compute_advantage(batch, {})
     masks = {key: trainer.queue.rows[key]["response_mask"].sum().item() for key in batch.keys}
     assert masks == {key: 0 if key.startswith("g0") else TOKENS for key in batch.keys}
+
+
+def test_a_batch_that_only_fills_up_has_advantages_of_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No token would be left if all were masked, and verl's losses divide by their number."""
+    limits = ("max_num_gen_batches=1", "on_exhausted=backfill", "enable=true", "metric=reward", "min_std=10")
+    trainer = Trainer(
+        Queue(monkeypatch), "batch_filter.enable=false", *(f"algorithm.filter_groups.{key}" for key in limits)
+    )
+    trainer.config.algorithm = {"rollout_correction": None}
+    batch = batch_of(trainer.driver.take())
+    assert {key.split("_")[0] for key in batch.keys} == trainer.collector.backfilled
+    for key in batch.keys:
+        trainer.queue.rows[key]["advantages"] = torch.ones(TOKENS)
+    trainer._compute_advantage(batch, {})
+    rows = [trainer.queue.rows[key] for key in batch.keys]
+    assert all(row["response_mask"].all() and not row["advantages"].any() for row in rows)
 
 
 def test_what_a_save_takes_in_is_in_the_metrics_of_its_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
