@@ -54,7 +54,7 @@ def main() -> None:
         os.environ |= platform_env("cpu") | os.environ
     with tempfile.TemporaryDirectory() as folder:
         shape, dtype = random_task.SHAPES[args.model], "bfloat16" if args.device == "cuda" else "float32"
-        random_task.make_model(Path(folder), shape, args.tokens, args.tokens, dtype)
+        random_task.make_model(Path(folder), shape, args.tokens, args.tokens, dtype, args.device)
         asyncio.run(compare(Path(folder), args))
 
 
