@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import reprlib
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from goldilocks.core.allocators import Allocator, Fixed, Sequential
 from goldilocks.core.beliefs import Beliefs
-from goldilocks.core.policy import Policy, build, place_of
+from goldilocks.core.filters import Policy, build
 from goldilocks.core.source import KeyedPositions, PromptOrder
 from goldilocks.errors import require
 from goldilocks.types import Group
@@ -310,3 +311,9 @@ class PromptQueue:
         positions = KeyedPositions(self._beliefs.keys)
         found = ((positions.find_one(key, index), n, again) for index, n, again, key in state["waiting"])
         self._waiting = deque(one for one in found if one[0] >= 0)
+
+
+def place_of(method: Callable[..., Any]) -> str:
+    """Return a method's name with its file and line."""
+    code = inspect.unwrap(method).__code__
+    return f"{method.__qualname__} ({code.co_filename}:{code.co_firstlineno})"
