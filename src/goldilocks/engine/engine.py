@@ -2,7 +2,8 @@
 
 Every submitted request comes back from ``step`` exactly once: stopped, at its length limit, or aborted. A slot holds
 one live request or none; a freed slot goes to the next waiting request at the next step. All bookkeeping is on the host
-in arrays over slots; tokens reach it once per ``step``.
+in arrays over slots; tokens reach it once per ``step``. New weights are copied in place: no tensor changes its address,
+so captured graphs stay valid.
 """
 
 from __future__ import annotations
@@ -16,10 +17,9 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from goldilocks.engine import weights
 from goldilocks.engine.attention import check_length
 from goldilocks.engine.decoder import Decoder, uniforms
 from goldilocks.errors import require
@@ -217,10 +217,10 @@ class Engine:
         come are an error.
         """
         self._forget()
-        self._arrived |= weights.load(self._model, named_tensors)
+        self._arrived |= overwrite(self._model, named_tensors)
         if last:
             arrived, self._arrived = self._arrived, set()
-            weights.check_all_arrived(self._model, arrived)
+            check_all_arrived(self._model, arrived)
 
     def sleep(self) -> None:
         """Give the cache's memory back. Requests in flight must have come back or be aborted first."""
@@ -359,3 +359,42 @@ class Engine:
             self._top_log_probs[slot, answer].tolist(),
             reason,
         )
+
+
+@torch.inference_mode()
+def overwrite(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> set[int]:
+    """Copy each named tensor over the model's own. Unknown names, other shapes and values that are not finite raise.
+
+    Tied tensors may come under one of their names or under all; then they must be equal. Returns the addresses that
+    were written, for ``check_all_arrived``.
+    """
+    own = model.state_dict()
+    written: dict[int, str] = {}
+    finite: dict[str, Tensor] = {}
+    for name, tensor in weights:
+        target = own.get(name)
+        if target is None:
+            raise ValueError(f"weight {name!r} is not in {type(model).__name__}; it has e.g. {sorted(own)[:3]}")
+        if target.shape != tensor.shape:
+            raise ValueError(f"weight {name!r} has shape {tuple(tensor.shape)}; the model's is {tuple(target.shape)}")
+        tensor = tensor.to(target.device, target.dtype)
+        if tensor.is_floating_point():
+            finite[name] = tensor.isfinite().all()
+        first = written.setdefault(target.data_ptr(), name)
+        if first == name:
+            target.copy_(tensor)
+        elif not torch.equal(target, tensor) and finite.get(name, True):
+            raise ValueError(
+                f"weights {first!r} and {name!r} are tied in {type(model).__name__} but came with other values"
+            )
+    if finite and not torch.stack([*finite.values()]).all():  # one transfer from the device
+        wrong = [name for name, is_finite in finite.items() if not is_finite]
+        raise ValueError(f"weight {wrong[0]!r} and {len(wrong) - 1} more are not finite: the training has diverged")
+    return {*written}
+
+
+def check_all_arrived(model: nn.Module, written: Collection[int]) -> None:
+    """Raise where a parameter is not among the addresses that ``overwrite`` has written."""
+    missing = [name for name, one in model.named_parameters() if one.numel() and one.data_ptr() not in written]
+    if missing:
+        raise ValueError(f"weight {missing[0]!r} and {len(missing) - 1} more of {type(model).__name__} did not arrive")

@@ -27,7 +27,6 @@ from goldilocks.drive.rehearsal import rehearse
 from goldilocks.engine.attention import check_length
 from goldilocks.engine.cpu import avoid_cudnn
 from goldilocks.engine.engine import is_truncated
-from goldilocks.engine.weights import check_adapters, is_adapted
 from goldilocks.errors import require
 from goldilocks.hashing import hashed
 from goldilocks.losses.log_probs import WeightsGuard
@@ -36,7 +35,7 @@ from goldilocks.runs.history import by_column, check_values, column_and_value, m
 from goldilocks.trl import on_disk
 from goldilocks.trl import rows as trl_rows
 from goldilocks.trl.collection import SCALE, Collection, Processes, Rewards, Sizes, WrittenFor, having, warn_of_changes
-from goldilocks.trl.engine_rollouts import EngineRollouts, Turns
+from goldilocks.trl.engine_rollouts import EngineRollouts, Turns, check_adapters, is_adapted
 from goldilocks.trl.rows import CompletionRow, CompletionRows, DatasetPrompts, Section, Sections, texts_alone
 
 logger = logging.getLogger(__name__)

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 from unit.engine.architectures import fresh
 
-from goldilocks.engine import attention, layers, weights
+from goldilocks.engine import attention, layers
 from goldilocks.engine.attention import KernelWindow, KVStore, PrefillWindow
+from goldilocks.engine.engine import overwrite
 from goldilocks.engine.layers import settle_rotary
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -37,7 +38,7 @@ def test_joined_layers_are_one_product_and_their_weights_still_arrive_in_place()
     states = torch.randn(3, 32)
     torch.testing.assert_close(joined(states), torch.cat([part(states) for part in parts], 1))
     new = {name: torch.randn_like(tensor) for name, tensor in model.state_dict().items() if "lm_head" not in name}
-    weights.load(model, new.items())
+    overwrite(model, new.items())
     expected = [torch.cat([new[f"model.layers.0.self_attn.{one}_proj.{part}"] for one in "qkv"]) for part in PARTS]
     assert torch.equal(joined.weight, expected[0])
     assert torch.equal(joined.bias, expected[1])
