@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from goldilocks.engine.attention import check_length
 from goldilocks.engine.decoder import Decoder, uniforms
+from goldilocks.engine.reach import check_length
 from goldilocks.errors import require
 
 StopReason = Literal["stop", "length", "aborted"]

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from goldilocks.engine import Engine, SamplingParams
-from goldilocks.engine.attention import bounds, check_length
 from goldilocks.engine.engine import Generation
+from goldilocks.engine.reach import bounds, check_length
 from goldilocks.errors import require
 from goldilocks.hashing import hashed
 

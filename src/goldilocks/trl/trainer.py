@@ -24,9 +24,9 @@ from goldilocks.core import Exhausted
 from goldilocks.drive.backend import Rounds
 from goldilocks.drive.driver import Driver
 from goldilocks.drive.rehearsal import rehearse
-from goldilocks.engine.attention import check_length
 from goldilocks.engine.cpu import avoid_cudnn
 from goldilocks.engine.engine import is_truncated
+from goldilocks.engine.reach import check_length
 from goldilocks.errors import require
 from goldilocks.hashing import hashed
 from goldilocks.losses.log_probs import WeightsGuard
