@@ -16,7 +16,8 @@ from verl_world import Queue, Server, Worker, prompt, written
 
 from goldilocks.core.groups import pack_rollout
 from goldilocks.types import Group, Prompt, Rollout
-from goldilocks.verl.dispatch.session import Session, rollout_of
+from goldilocks.verl.dispatch.backend import rollout_of
+from goldilocks.verl.dispatch.client import Session
 from goldilocks.verl.store import VERSIONS, batch_of, untrained_of, version_of
 
 ANSWER = [1, 2, 3, 4, 5]
