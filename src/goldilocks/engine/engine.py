@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from goldilocks.engine.decoder import Decoder, uniforms
 from goldilocks.engine.reach import check_length
-from goldilocks.errors import require
+from goldilocks.errors import refuse, require
 
 StopReason = Literal["stop", "length", "aborted"]
 
@@ -46,10 +46,12 @@ class SamplingParams:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")
-        finite = math.isfinite(self.temperature) and self.temperature >= 0
-        require(finite, "temperature", self.temperature, "a finite number, 0 (greedy) or more")
-        require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1 (1 = no cut)")
+        if not self.max_tokens >= 1:
+            refuse("max_tokens", self.max_tokens, "1 or more")
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            refuse("temperature", self.temperature, "a finite number, 0 (greedy) or more")
+        if not 0 < self.top_p <= 1:
+            refuse("top_p", self.top_p, "above 0 and at most 1 (1 = no cut)")
 
     @property
     def cuts(self) -> bool:
@@ -166,12 +168,15 @@ class Engine:
     def submit(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         """Queue a request. Requests with the same prompt share its prefill."""
         prompt = tuple(map(int, prompt_ids))
-        require(request_id not in self._ids, "request_id", request_id, "an id that no request in flight has")
-        require(bool(prompt), "prompt_ids", prompt, "one token or more")
-        length, room = len(prompt) + params.max_tokens, self._max_length
-        require(length <= room, "prompt tokens + max_tokens", length, f"max_length={room} or less")
+        if request_id in self._ids:
+            refuse("request_id", request_id, "an id that no request in flight has")
+        if not prompt:
+            refuse("prompt_ids", prompt, "one token or more")
+        if (length := len(prompt) + params.max_tokens) > self._max_length:
+            refuse("prompt tokens + max_tokens", length, f"max_length={self._max_length} or less")
         reach, known = (min(prompt), max(prompt)), self._decoder.vocab_size
-        require(reach[0] >= 0 and reach[1] < known, "smallest and largest prompt_ids", reach, f"0 to {known - 1}")
+        if reach[0] < 0 or reach[1] >= known:
+            refuse("smallest and largest prompt_ids", reach, f"0 to {known - 1}")
         stops = frozenset(params.stop_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
         seed = secrets.randbits(64) if params.seed is None else params.seed % 2**64
         self._waiting.append(_Request(request_id, prompt, params, stops, seed))

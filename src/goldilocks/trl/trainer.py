@@ -27,7 +27,7 @@ from goldilocks.drive.rehearsal import rehearse
 from goldilocks.engine.cpu import avoid_cudnn
 from goldilocks.engine.engine import is_truncated
 from goldilocks.engine.reach import check_length
-from goldilocks.errors import require
+from goldilocks.errors import refuse, require
 from goldilocks.hashing import hashed
 from goldilocks.losses.log_probs import WeightsGuard
 from goldilocks.losses.policy_loss import TOKEN_LEVEL
@@ -152,7 +152,7 @@ class CollectedTrainer(on_disk.WholeCheckpoints):
                 f"0 with importance_sampling_level='sequence', a clip range of {high:g} (epsilon, epsilon_high) and "
                 f"{engine}: an older answer has the engine's log-probs, whose rounding is wider than the range"
             )
-            require(False, "filter_groups.max_carry_steps", settings.surplus().max_carry_steps, accepted)
+            refuse("filter_groups.max_carry_steps", settings.surplus().max_carry_steps, accepted)
 
     def _driver(
         self, settings: Settings, prompts: DatasetPrompts, rows: CompletionRows, collection: Collection
