@@ -36,6 +36,7 @@ class AgentLoops(Backend):
     """The backend over a ``StreamingManager``, which ``fit`` sets."""
 
     manager: StreamingManager
+    room = None  # the workers take any number of rollouts
     global_steps = 0  # verl's number of the step that asks
 
     def __init__(self, config: Any, dataset: Any, refilling: Callable[[], AbstractContextManager[None]]) -> None:
