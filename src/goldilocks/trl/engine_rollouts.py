@@ -27,7 +27,7 @@ from goldilocks.engine import Engine, SamplingParams
 from goldilocks.engine.engine import Generation
 from goldilocks.engine.reach import bounds, check_length
 from goldilocks.errors import require
-from goldilocks.hashing import hashed
+from goldilocks.types import hashed
 
 Version = tuple[Any, ...]
 Ids = Sequence[int]

@@ -28,7 +28,6 @@ from goldilocks.engine.cpu import avoid_cudnn
 from goldilocks.engine.engine import is_truncated
 from goldilocks.engine.reach import check_length
 from goldilocks.errors import refuse, require
-from goldilocks.hashing import hashed
 from goldilocks.losses.log_probs import WeightsGuard
 from goldilocks.losses.policy_loss import TOKEN_LEVEL
 from goldilocks.runs.history import by_column, check_values, column_and_value, metric_name, value_of
@@ -37,6 +36,7 @@ from goldilocks.trl import rows as trl_rows
 from goldilocks.trl.collection import SCALE, Collection, Processes, Rewards, Sizes, WrittenFor, having, warn_of_changes
 from goldilocks.trl.engine_rollouts import EngineRollouts, Turns, check_adapters, is_adapted
 from goldilocks.trl.rows import CompletionRow, CompletionRows, DatasetPrompts, Section, Sections, texts_alone
+from goldilocks.types import hashed
 
 logger = logging.getLogger(__name__)
 

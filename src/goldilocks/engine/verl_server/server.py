@@ -31,7 +31,7 @@ from goldilocks.engine.engine import Engine, Generation, SamplingParams, end_ids
 from goldilocks.engine.verl_server.messages import ManyAnswers
 from goldilocks.engine.verl_server.replica import Bucket, Named, receive_by_ipc
 from goldilocks.errors import refuse
-from goldilocks.hashing import hashed
+from goldilocks.types import hashed
 
 Result = TypeVar("Result")
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from verl.workers.rollout.replica import TokenOutput
 
-from goldilocks.hashing import hashed
+from goldilocks.types import hashed
 from goldilocks.verl.dispatch.backend import ALWAYS_SEEDED, SEED_OF
 from goldilocks.verl.store import Versions, oldest_and_newest
 

@@ -15,9 +15,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from goldilocks.drive.backend import Backend, Unpaused
-from goldilocks.hashing import hashed
 from goldilocks.rewards import is_number
-from goldilocks.types import Event, Failure, Paused, Request, Rollout, row_key
+from goldilocks.types import Event, Failure, Paused, Request, Rollout, hashed, row_key
 from goldilocks.verl.dispatch.failures import published_error
 from goldilocks.verl.store import PLACEHOLDER, VERSIONS, QueueRows, SavedAnswer, Versions, oldest_and_newest
 
