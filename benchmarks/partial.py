@@ -42,9 +42,8 @@ from goldilocks.core.filters import Variance
 from goldilocks.core.selectors import Uniform
 from goldilocks.drive.backend import CANCELLED, Backend
 from goldilocks.engine import Generation, SamplingParams
-from goldilocks.hashing import hashed
 from goldilocks.lab.simulate import EngineConfig, PassRates, SimulatedEngine, batches
-from goldilocks.types import Failure, Group, OnFull, Paused, Request, Rollout, StopRule
+from goldilocks.types import Failure, Group, OnFull, Paused, Request, Rollout, StopRule, hashed
 
 STEPS, PROMPTS, TARGET, MEAN, LONGEST, SPREAD = 20, 20_000, 64, 200, 1_000, 0.7
 ALLOCATORS: dict[str, Allocator] = {"n=8": Fixed(8), "contrast": Adaptive(max_n=32, stop=StopRule.CONTRAST)}

@@ -30,7 +30,7 @@ from verl.workers.rollout.replica import TokenOutput
 from goldilocks.rewards.calls import guarded
 from goldilocks.tasks.tiny_model import character_tokenizer
 from goldilocks.verl.dispatch import worker
-from goldilocks.verl.dispatch.session import FIRST, ROLLOUTS, VISIT_SEED
+from goldilocks.verl.dispatch.backend import FIRST, ROLLOUTS, VISIT_SEED
 from goldilocks.verl.dispatch.single_turn import SingleTurn
 from goldilocks.verl.dispatch.worker import StreamingWorker
 

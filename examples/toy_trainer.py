@@ -23,8 +23,7 @@ from goldilocks.drive.backend import Backend, Rounds, places
 from goldilocks.drive.driver import Driver
 from goldilocks.drive.rehearsal import rehearse
 from goldilocks.drive.rows import MemoryRows
-from goldilocks.hashing import hashed
-from goldilocks.types import Event, Group, Paused, Request, Rollout
+from goldilocks.types import Event, Group, Paused, Request, Rollout, hashed
 
 QUESTIONS, ANSWERS, LEARNING_RATE = 64, 10, 2.0
 CONFIG: dict[str, Any] = {  # the keys of docs/reference.md

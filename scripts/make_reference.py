@@ -19,8 +19,7 @@ from documented_metrics import METRICS
 from goldilocks.cli import COMMANDS
 from goldilocks.config import recipes
 from goldilocks.core.allocators import ALLOCATORS
-from goldilocks.core.filters import FILTERS
-from goldilocks.core.policy import Policy
+from goldilocks.core.filters import FILTERS, Policy
 from goldilocks.core.selectors import SELECTORS
 from goldilocks.filtering import PPOFilterConfig
 from goldilocks.verl.patches import PATCHES

@@ -23,9 +23,9 @@ import trl_world as world
 from torch.nn.functional import scaled_dot_product_attention
 from trl.experimental.async_grpo import AsyncGRPOConfig, async_grpo_trainer, async_rollout_worker, packing
 
-from goldilocks.hashing import hashed
 from goldilocks.tasks.tiny_model import build, character_tokenizer
 from goldilocks.trl.async_trainer import GoldilocksAsyncGRPOTrainer
+from goldilocks.types import hashed
 
 SCHEMA = {
     "type": "object",

@@ -35,8 +35,8 @@ from goldilocks.tasks.tiny_model import character_tokenizer
 from goldilocks.types import Failure, Rollout
 from goldilocks.verl import store
 from goldilocks.verl.dispatch import failures
-from goldilocks.verl.dispatch.client import StreamingClient
-from goldilocks.verl.dispatch.session import FIRST, ROLLOUTS, VISIT_SEED, current_session
+from goldilocks.verl.dispatch.backend import FIRST, ROLLOUTS, VISIT_SEED
+from goldilocks.verl.dispatch.client import StreamingClient, current_session
 from goldilocks.verl.dispatch.single_turn import SingleTurn
 from goldilocks.verl.dispatch.worker import StreamingWorker
 

@@ -6,15 +6,21 @@ import difflib
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NoReturn
 
 TASKS, NEEDED_BY_TASKS = "tasks", ("reasoning_gym", "math_verify", "gguf")
 PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", type(None): "none"}
 
 
+def refuse(key: str, value: object, accepted: str) -> NoReturn:
+    """Raise a ``ValueError`` that names the key, the value and what is accepted."""
+    raise ValueError(f"{key}={value!r} is not accepted: {accepted}")
+
+
 def require(condition: bool, key: str, value: object, accepted: str) -> None:
-    """Raise a ``ValueError`` that names the key, the value and what is accepted, unless the condition holds."""
+    """Refuse the value unless the condition holds."""
     if not condition:
-        raise ValueError(f"{key}={value!r} is not accepted: {accepted}")
+        refuse(key, value, accepted)
 
 
 def require_known(key: str, value: str, known: Iterable[str], or_else: str = "") -> None:

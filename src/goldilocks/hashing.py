@@ -1,4 +1,4 @@
-"""Hashes that are the same in every process and on every machine: of seeds, of prompts, of source code."""
+"""Hashes that are the same in every process and on every machine: of prompts, of source code."""
 
 from __future__ import annotations
 
@@ -13,12 +13,6 @@ Sources = str | tuple[str, ...]  # the digest of a source, or of each that a sup
 
 # The keys of verl's ``data`` that name what prompts have beside text, and the columns that they name by default.
 MEDIA = {"image_key": "images", "video_key": "videos", "audio_key": "audios"}
-
-
-def hashed(*parts: object) -> int:
-    """Return a hash of 63 bits: a seed that every engine accepts."""
-    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
 
 
 @functools.cache

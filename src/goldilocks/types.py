@@ -1,4 +1,4 @@
-"""The vocabulary: everything that goes into the core and comes out of it, and the names of rows in payloads.
+"""The vocabulary: everything that goes into the core and comes out of it, the names of rows in payloads, and seeds.
 
 Data is frozen and independent of policies, engines and trainers. A ``payload`` is opaque: the core carries it from the
 engine to the trainer. On a cluster it is a key into a store, so no tensor passes through the core.
@@ -6,6 +6,7 @@ engine to the trainer. On a cluster it is a key into a store, so no tensor passe
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -255,3 +256,9 @@ def split_row_key(key: str) -> tuple[str, int]:
 def part_of_row(key: str) -> int:
     """Return which part of its rollout a row is."""
     return int(key.rpartition("_")[2])
+
+
+def hashed(*parts: object) -> int:
+    """Return a hash of 63 bits: a seed that every engine accepts."""
+    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1

@@ -23,7 +23,7 @@ from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import ToolResponse
 
-from goldilocks.verl.dispatch.session import current_session
+from goldilocks.verl.dispatch.client import current_session
 
 JOURNAL = pathlib.Path(os.environ["GOLDILOCKS_RUN"]) / "journal"  # one for each launch
 

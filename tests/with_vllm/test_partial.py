@@ -22,7 +22,7 @@ pytest.importorskip("vllm")
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from goldilocks.verl.dispatch.session import ResumableAnswer, name_of
+from goldilocks.verl.dispatch.answers import ResumableAnswer, name_of
 from goldilocks.verl.store import load_rows
 
 from .conftest import Train, log_probs, steps

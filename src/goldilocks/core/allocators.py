@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from goldilocks.core.beliefs import Beliefs
-from goldilocks.core.policy import Policy, build
+from goldilocks.core.filters import Policy, build
 from goldilocks.errors import require
 from goldilocks.types import Group, Rollout, StopRule, Word, mean_and_std
 

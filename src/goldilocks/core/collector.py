@@ -42,11 +42,10 @@ from goldilocks.core.accounts import Accounts, FiniteMetrics, PausedRollouts, St
 from goldilocks.core.allocators import Allocator
 from goldilocks.core.beliefs import Beliefs
 from goldilocks.core.filters import Filter
-from goldilocks.core.judged_groups import JudgedGroups
+from goldilocks.core.groups import JudgedGroups, OpenGroup, OpenGroups, group_name, was_issued
 from goldilocks.core.limits import Exhausted, KeepRate, Limits, Surplus
-from goldilocks.core.open_groups import OpenGroup, OpenGroups, PromptQueue, find_prompt, group_name, was_issued
-from goldilocks.core.selectors import Selector
-from goldilocks.core.source import IssuedVisits, KeyedPositions, PromptOrder, Source
+from goldilocks.core.selectors import PromptQueue, Selector
+from goldilocks.core.source import IssuedVisits, KeyedPositions, PromptOrder, Source, find_prompt
 from goldilocks.errors import require
 from goldilocks.sheet import Sheet
 from goldilocks.types import (

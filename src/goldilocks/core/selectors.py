@@ -1,10 +1,13 @@
-"""Selectors: which prompts come next."""
+"""Selectors: which prompts come next, and the queue of those that were chosen."""
 
 from __future__ import annotations
 
+import inspect
 import math
+import reprlib
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +15,8 @@ import numpy as np
 
 from goldilocks.core.allocators import Allocator, Fixed, Sequential
 from goldilocks.core.beliefs import Beliefs
-from goldilocks.core.policy import Policy, build
-from goldilocks.core.source import PromptOrder
+from goldilocks.core.filters import Policy, build
+from goldilocks.core.source import KeyedPositions, PromptOrder
 from goldilocks.errors import require
 from goldilocks.types import Group
 
@@ -240,3 +243,77 @@ SELECTORS: dict[str, type[Selector]] = {
 
 def build_selector(name: str, params: Mapping[str, Any] | None = None) -> Selector:
     return build("selector", name, params or {}, SELECTORS, Selector)  # type: ignore[type-abstract]
+
+
+class PromptQueue:
+    """Hands out ``(index, n, again)``: a prompt that is not open, the rollouts to ask for, whether it was out before.
+
+    The selector and the allocator are consulted once for each generation batch. A cancelled prompt returns to the head.
+    """
+
+    def __init__(
+        self, order: PromptOrder, selector: Selector, allocator: Allocator, beliefs: Beliefs, *, batch: int, seed: int
+    ) -> None:
+        self._order = order
+        self._selector = selector
+        self._allocator = allocator
+        self._beliefs = beliefs
+        self._batch = batch
+        self._rng = np.random.default_rng(seed)
+        self._waiting: deque[tuple[int, int, bool]] = deque()
+
+    def head(self) -> tuple[int, int, bool] | None:
+        """Return the next prompt without removing it; None when there are no more."""
+        if not self._waiting:
+            self._choose()
+        return self._waiting[0] if self._waiting else None
+
+    @property
+    def indices(self) -> list[int]:
+        return [index for index, _, _ in self._waiting]
+
+    @property
+    def returned(self) -> int:
+        """How many prompts were put back and are still to be visited again."""
+        return sum(again for _, _, again in self._waiting)
+
+    def pop(self) -> tuple[int, int, bool]:
+        return self._waiting.popleft()
+
+    def put_back(self, index: int, n: int) -> None:
+        """Visit a prompt next, because its visit was cancelled."""
+        self._waiting.appendleft((index, n, True))
+
+    def _choose(self) -> None:
+        choose, first, most = self._selector.choose, self._allocator.first, self._order.size - 1
+        found = choose(self._order, self._beliefs, self._batch, self._rng)
+        rows = np.asarray(found)
+        whole = rows.ndim == 1 and (rows.dtype.kind in "iu" or not len(rows))
+        for bad in rows[(rows < 0) | (rows > most)].tolist() if whole else [found]:
+            accepted = f"accepted: places of prompts, whole numbers from 0 to {most}"
+            raise ValueError(f"{place_of(choose)} returned {reprlib.repr(bad)}; {accepted}")
+        sizes = first(rows, self._beliefs)
+        if len(sizes) != len(rows) or any(n < 1 for n in sizes):
+            said = f"{place_of(first)} returned {list(sizes)} for {len(rows)} prompts"
+            raise ValueError(f"{said}; accepted: 1 or more for each")
+        chosen = [int(row) for row in rows]
+        self._order.claim(chosen)
+        self._waiting.extend((index, n, False) for index, n in zip(chosen, sizes, strict=True))
+
+    def state_dict(self) -> dict[str, Any]:
+        keys = self._beliefs.keys
+        waiting = [(index, n, again, int(keys[index])) for index, n, again in self._waiting]
+        return {"rng": self._rng.bit_generator.state, "waiting": waiting}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Prompts that are gone from the data are dropped."""
+        self._rng.bit_generator.state = state["rng"]
+        positions = KeyedPositions(self._beliefs.keys)
+        found = ((positions.find_one(key, index), n, again) for index, n, again, key in state["waiting"])
+        self._waiting = deque(one for one in found if one[0] >= 0)
+
+
+def place_of(method: Callable[..., Any]) -> str:
+    """Return a method's name with its file and line."""
+    code = inspect.unwrap(method).__code__
+    return f"{method.__qualname__} ({code.co_filename}:{code.co_firstlineno})"

@@ -95,6 +95,17 @@ class KeyedPositions:
             column[rows[rows >= 0]] = np.asarray(state[name])[rows >= 0]
 
 
+def find_prompt(source: Source, positions: KeyedPositions, packed: Mapping[str, Any]) -> Prompt:
+    """Return the prompt of a packed group; an error if the prompt is gone from the data."""
+    index = positions.find_one(packed["key"], packed["index"])
+    if index < 0:
+        raise ValueError(
+            f"group {packed['uid']} of the saved state is about a prompt (key {packed['key']}) "
+            f"that is not among the {len(source)} prompts of this data set"
+        )
+    return source[index]
+
+
 class PromptOrder:
     """Indices into the source. ``next`` goes through them in shuffled order; ``free`` returns all not in hand.
 

@@ -3,14 +3,24 @@
 All state lives in tensors made once. A decode step reads and advances it in place, so that the same step can be run
 eagerly on a CPU and replayed as a CUDA graph. Nothing here knows about requests, stops or limits.
 
-The random numbers of a draw are a function of seed and position alone. There is no generator state, so the draws of a
-request depend neither on its batch nor on the device nor on the order of arrival. The draw inverts the cumulative
+**The cache** has keys and values of every slot at fixed addresses. A slot is a row of every layer's tensors; column t
+of the row belongs to the token at position t. Nothing is ever appended or reallocated while the store is held, so a
+captured graph stays valid. A model sees the store through a window, which transformers takes for its cache.
+
+**The attention** function is installed through transformers' own registry. Called by the engine, the 4-D
+``attention_mask`` carries one of two things: integers, the last key position each query sees (prompts from position 0,
+and single tokens on a GPU); or floats, an additive mask over the attended columns (single tokens on a CPU). Every other
+call is plain scaled-dot-product attention: ``model.generate`` works unchanged.
+
+**The random numbers** of a draw are a function of seed and position alone. There is no generator state, so the draws
+of a request depend neither on its batch nor on the device nor on the order of arrival. The draw inverts the cumulative
 distribution in two stages, a block of the vocabulary and a token in it: two numbers a row, and no sum over 150,000
 terms.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,16 +28,153 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import Cache, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, Cache, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
-from goldilocks.engine import attention
-from goldilocks.engine.attention import ANOTHER_ENGINE, DecodeWindow, KVStore, PrefillWindow, ProbeWindow, hides
+from goldilocks.engine.reach import ANOTHER_ENGINE, attending, hides
 from goldilocks.errors import require
 
+NAME = "goldilocks_slots"  # of the attention function, in transformers' registry
 CHECKED_TOKENS = 24  # of the text by which an engine is compared with its model; a third is read as a prompt
 BLOCK = 4096  # tokens of the vocabulary
 PREFILL_TOKENS = 16384  # prompt tokens in one forward pass, with padding: bounds the memory of activations
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+# -- the cache and the attention over it -------------------------------------------------------------------------------
+
+
+class KVStore:
+    """``keys`` and ``values`` hold one ``[slots, heads, length, head size]`` tensor per layer.
+
+    Those of one shape are views of one tensor, so that rows of all layers are copied by one operation.
+    """
+
+    def __init__(
+        self, shapes: list[tuple[int, int, int]], slots: int, length: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        wanted = [(heads, key) for heads, key, _ in shapes] + [(heads, value) for heads, _, value in shapes]
+        self._stacks = {
+            (heads, size): torch.zeros(count, slots, heads, length, size, dtype=dtype, device=device)
+            for (heads, size), count in Counter(wanted).items()
+        }
+        views = {shape: iter(stack) for shape, stack in self._stacks.items()}
+        tensors = [next(views[shape]) for shape in wanted]
+        self.keys, self.values = tensors[: len(shapes)], tensors[len(shapes) :]
+
+    def copy(self, source: Tensor, target: Tensor, length: int) -> None:
+        """Copy the first ``length`` columns of the rows ``source`` into the rows ``target``; the two may overlap."""
+        for stack in self._stacks.values():
+            stack[:, target, :, :length] = stack[:, source, :, :length]
+
+
+class _Window(Cache):
+    """A cache as transformers sees it; subclasses decide where new keys go and which keys are attended."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+
+    def get_seq_length(self, layer_idx: int = 0, *args: Any) -> int:
+        return 0
+
+
+class ProbeWindow(_Window):
+    """Stores nothing and records ``(heads, key size, value size)`` of every layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[tuple[int, int, int]] = []
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
+        known = len(self.shapes)
+        require(layer_idx == known, "layer", layer_idx, f"{known}: layers that run in order, once each")
+        self.shapes.append((key_states.shape[1], key_states.shape[3], value_states.shape[3]))
+        return key_states, value_states
+
+
+class PrefillWindow(_Window):
+    """Prompts from position 0 on, written to the slots ``rows``; the prompt attends to itself."""
+
+    def __init__(self, store: KVStore, rows: Tensor) -> None:
+        super().__init__()
+        self.store, self.rows = store, rows
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
+        length = key_states.shape[2]
+        self.store.keys[layer_idx][self.rows, :, :length] = key_states
+        self.store.values[layer_idx][self.rows, :, :length] = value_states
+        return key_states, value_states
+
+
+class DecodeWindow(_Window):
+    """One token for each of the first slots, written at ``columns``; the first ``extent`` columns are attended."""
+
+    def __init__(self, store: KVStore, rows: Tensor, columns: Tensor, extent: int) -> None:
+        super().__init__()
+        self.store, self.rows, self.columns, self.extent = store, rows, columns, extent
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
+        keys, values = self.store.keys[layer_idx], self.store.values[layer_idx]
+        keys[self.rows, :, self.columns] = key_states[:, :, 0]
+        values[self.rows, :, self.columns] = value_states[:, :, 0]
+        count = len(self.rows)
+        return keys[:count, :, : self.extent], values[:count, :, : self.extent]
+
+
+class KernelWindow(_Window):
+    """A ``DecodeWindow`` on a GPU: the attention kernel reads only the columns that a row has."""
+
+    def __init__(self, store: KVStore, columns: Tensor) -> None:
+        super().__init__()
+        self.store, self.columns = store, columns
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
+        from goldilocks.engine import kernels  # needs Triton, which only comes with a CUDA build of torch
+
+        keys, values = self.store.keys[layer_idx], self.store.values[layer_idx]
+        kernels.write(key_states, value_states, keys, values, self.columns)
+        return keys, values
+
+
+def slot_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attend ``query`` [rows, heads, tokens, size] over keys and values with as many or fewer heads."""
+    for unsupported in ("softcap", "s_aux"):
+        if kwargs.get(unsupported) is not None:
+            raise ValueError(f"{unsupported}={kwargs[unsupported]!r} is not accepted: attention without it")
+    if attention_mask is not None and attention_mask.dtype == torch.int32:
+        if query.shape[2] < key.shape[2]:
+            from goldilocks.engine import kernels  # needs Triton, which only comes with a CUDA build of torch
+
+            return kernels.attend(query, key, value, attention_mask, scaling or query.shape[3] ** -0.5), None
+        attention_mask = None  # a prompt from position 0: plain causal attention
+    elif attention_mask is not None and attention_mask.is_floating_point() and query.shape[2] == 1:
+        return fold(query, key, value, attention_mask, scaling), None
+    return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
+
+
+def fold(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None) -> Tensor:
+    """One token per row: the heads that share a key head become the queries of that head, so no key is repeated."""
+    rows, heads, _, size = query.shape
+    folded = query.reshape(rows, key.shape[1], -1, size)
+    out = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
+    return out.reshape(rows, 1, heads, value.shape[3])
+
+
+AttentionInterface.register(NAME, slot_attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+# -- draws -------------------------------------------------------------------------------------------------------------
 
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -92,6 +239,9 @@ def draw(logits: Tensor, temperature: Tensor, greedy: Tensor, uniforms: Tensor) 
     return Drawn(tokens, scaled.gather(1, tokens[:, None]).squeeze(1) - top - log_total, -log_total)
 
 
+# -- the decoder -------------------------------------------------------------------------------------------------------
+
+
 class Sampled(NamedTuple):
     """The draws of a few decode steps, on the host: ``[steps, rows]`` each."""
 
@@ -139,10 +289,10 @@ class Decoder:
         def counting(*states: Any, **options: Any) -> tuple[Tensor, None]:
             nonlocal calls
             calls += 1
-            return attention.slot_attention(*states, **options)
+            return slot_attention(*states, **options)
 
-        self.model.set_attn_implementation(attention.NAME)
-        with attention.attending(self.model, f"{attention.NAME}_counting", counting):
+        self.model.set_attn_implementation(NAME)
+        with attending(self.model, f"{NAME}_counting", counting):
             try:
                 self._forward(one, one, self._last(one), window)
             except Exception as error:

@@ -2,7 +2,8 @@
 
 Every submitted request comes back from ``step`` exactly once: stopped, at its length limit, or aborted. A slot holds
 one live request or none; a freed slot goes to the next waiting request at the next step. All bookkeeping is on the host
-in arrays over slots; tokens reach it once per ``step``.
+in arrays over slots; tokens reach it once per ``step``. New weights are copied in place: no tensor changes its address,
+so captured graphs stay valid.
 """
 
 from __future__ import annotations
@@ -16,13 +17,12 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from goldilocks.engine import weights
-from goldilocks.engine.attention import check_length
 from goldilocks.engine.decoder import Decoder, uniforms
-from goldilocks.errors import require
+from goldilocks.engine.reach import check_length
+from goldilocks.errors import refuse, require
 
 StopReason = Literal["stop", "length", "aborted"]
 
@@ -46,10 +46,12 @@ class SamplingParams:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")
-        finite = math.isfinite(self.temperature) and self.temperature >= 0
-        require(finite, "temperature", self.temperature, "a finite number, 0 (greedy) or more")
-        require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1 (1 = no cut)")
+        if not self.max_tokens >= 1:
+            refuse("max_tokens", self.max_tokens, "1 or more")
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            refuse("temperature", self.temperature, "a finite number, 0 (greedy) or more")
+        if not 0 < self.top_p <= 1:
+            refuse("top_p", self.top_p, "above 0 and at most 1 (1 = no cut)")
 
     @property
     def cuts(self) -> bool:
@@ -166,12 +168,15 @@ class Engine:
     def submit(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         """Queue a request. Requests with the same prompt share its prefill."""
         prompt = tuple(map(int, prompt_ids))
-        require(request_id not in self._ids, "request_id", request_id, "an id that no request in flight has")
-        require(bool(prompt), "prompt_ids", prompt, "one token or more")
-        length, room = len(prompt) + params.max_tokens, self._max_length
-        require(length <= room, "prompt tokens + max_tokens", length, f"max_length={room} or less")
+        if request_id in self._ids:
+            refuse("request_id", request_id, "an id that no request in flight has")
+        if not prompt:
+            refuse("prompt_ids", prompt, "one token or more")
+        if (length := len(prompt) + params.max_tokens) > self._max_length:
+            refuse("prompt tokens + max_tokens", length, f"max_length={self._max_length} or less")
         reach, known = (min(prompt), max(prompt)), self._decoder.vocab_size
-        require(reach[0] >= 0 and reach[1] < known, "smallest and largest prompt_ids", reach, f"0 to {known - 1}")
+        if reach[0] < 0 or reach[1] >= known:
+            refuse("smallest and largest prompt_ids", reach, f"0 to {known - 1}")
         stops = frozenset(params.stop_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
         seed = secrets.randbits(64) if params.seed is None else params.seed % 2**64
         self._waiting.append(_Request(request_id, prompt, params, stops, seed))
@@ -217,10 +222,10 @@ class Engine:
         come are an error.
         """
         self._forget()
-        self._arrived |= weights.load(self._model, named_tensors)
+        self._arrived |= overwrite(self._model, named_tensors)
         if last:
             arrived, self._arrived = self._arrived, set()
-            weights.check_all_arrived(self._model, arrived)
+            check_all_arrived(self._model, arrived)
 
     def sleep(self) -> None:
         """Give the cache's memory back. Requests in flight must have come back or be aborted first."""
@@ -359,3 +364,42 @@ class Engine:
             self._top_log_probs[slot, answer].tolist(),
             reason,
         )
+
+
+@torch.inference_mode()
+def overwrite(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> set[int]:
+    """Copy each named tensor over the model's own. Unknown names, other shapes and values that are not finite raise.
+
+    Tied tensors may come under one of their names or under all; then they must be equal. Returns the addresses that
+    were written, for ``check_all_arrived``.
+    """
+    own = model.state_dict()
+    written: dict[int, str] = {}
+    finite: dict[str, Tensor] = {}
+    for name, tensor in weights:
+        target = own.get(name)
+        if target is None:
+            raise ValueError(f"weight {name!r} is not in {type(model).__name__}; it has e.g. {sorted(own)[:3]}")
+        if target.shape != tensor.shape:
+            raise ValueError(f"weight {name!r} has shape {tuple(tensor.shape)}; the model's is {tuple(target.shape)}")
+        tensor = tensor.to(target.device, target.dtype)
+        if tensor.is_floating_point():
+            finite[name] = tensor.isfinite().all()
+        first = written.setdefault(target.data_ptr(), name)
+        if first == name:
+            target.copy_(tensor)
+        elif not torch.equal(target, tensor) and finite.get(name, True):
+            raise ValueError(
+                f"weights {first!r} and {name!r} are tied in {type(model).__name__} but came with other values"
+            )
+    if finite and not torch.stack([*finite.values()]).all():  # one transfer from the device
+        wrong = [name for name, is_finite in finite.items() if not is_finite]
+        raise ValueError(f"weight {wrong[0]!r} and {len(wrong) - 1} more are not finite: the training has diverged")
+    return {*written}
+
+
+def check_all_arrived(model: nn.Module, written: Collection[int]) -> None:
+    """Raise where a parameter is not among the addresses that ``overwrite`` has written."""
+    missing = [name for name, one in model.named_parameters() if one.numel() and one.data_ptr() not in written]
+    if missing:
+        raise ValueError(f"weight {missing[0]!r} and {len(missing) - 1} more of {type(model).__name__} did not arrive")

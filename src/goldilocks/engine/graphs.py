@@ -13,8 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from goldilocks.engine import kernels
-from goldilocks.engine.attention import KernelWindow
-from goldilocks.engine.decoder import Decoder, Sampled, cut
+from goldilocks.engine.decoder import Decoder, KernelWindow, Sampled, cut
 from goldilocks.engine.layers import Fused, fits, settle_rotary
 
 SMALLEST = 8  # rows of the smallest graph: with fewer, a step takes as long

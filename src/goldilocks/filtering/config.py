@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass, fields
 from typing import Any
 
-from goldilocks.errors import refuse_unknown, require
+from goldilocks.errors import refuse, refuse_unknown, require
 
 STRATEGIES = ("uniform", "efficiency", "efficiency_stochastic", "max_variance")
 GATE1_MODES = ("mean", "abs")
@@ -93,7 +93,7 @@ class PPOFilterConfig:
     def refuse_unknown_keys(cls, values: Mapping[str, Any]) -> None:
         """Raise ``ValueError`` for a key that is no field."""
         if REJECTION_SAMPLE in values:
-            require(False, f"batch_filter.{REJECTION_SAMPLE}", values[REJECTION_SAMPLE], INSTEAD_OF_REJECTION_SAMPLE)
+            refuse(f"batch_filter.{REJECTION_SAMPLE}", values[REJECTION_SAMPLE], INSTEAD_OF_REJECTION_SAMPLE)
         refuse_unknown("batch_filter", map(str, values), [field.name for field in fields(cls)])
 
     @property

@@ -22,7 +22,7 @@ from goldilocks.config.recipes import choose, compose_config
 from goldilocks.core.source import conversation_text
 from goldilocks.engine.cpu import threads_for
 from goldilocks.errors import require
-from goldilocks.hashing import content_key, hashed
+from goldilocks.hashing import content_key
 from goldilocks.launch.machine import find_device
 from goldilocks.launch.on_trl import PROMPT, SCORE, Grader, RewardFunction, dataset
 from goldilocks.launch.preflight import check_paths, prompt_tokens, provide
@@ -30,7 +30,7 @@ from goldilocks.rewards.calls import guard
 from goldilocks.runs.files import Lines
 from goldilocks.runs.history import place_of, value_of
 from goldilocks.runs.records import Row, growing, whole_groups
-from goldilocks.types import POSITIVE_THRESHOLD, row_key, split_row_key
+from goldilocks.types import POSITIVE_THRESHOLD, hashed, row_key, split_row_key
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

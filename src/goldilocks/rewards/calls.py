@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from goldilocks.config.sections import REWARDS, OnFailure, RewardCalls, reward_calls
-from goldilocks.errors import require
+from goldilocks.errors import refuse, require
 from goldilocks.rewards.limited import Function, Places, find, in_thread
 
 logger = logging.getLogger(__name__)
@@ -187,7 +187,8 @@ def score_of(name: str, result: Any, finite: bool = True) -> float:
         fits = math.isfinite(number) or not finite
     except (TypeError, ValueError):
         fits = False
-    require(fits, f"the result of the reward {name}", result, f"a finite number, or a mapping with one as {SCORE!r}")
+    if not fits:
+        refuse(f"the result of the reward {name}", result, f"a finite number, or a mapping with one as {SCORE!r}")
     return number
 
 

@@ -30,11 +30,10 @@ from goldilocks.core import Exhausted
 from goldilocks.drive.backend import CANCELLED, Unpaused, places
 from goldilocks.drive.driver import ENDS_THE_RUN, Driver
 from goldilocks.drive.rows import MemoryRows, Place
-from goldilocks.hashing import hashed
 from goldilocks.rewards import spent
 from goldilocks.runs.checkpoints import FILE, load_state, save_state
 from goldilocks.trl.collection import Batch, Round
-from goldilocks.types import Event, Failure, Group, Request, Rollout
+from goldilocks.types import Event, Failure, Group, Request, Rollout, hashed
 
 POLL_S = 5.0  # between two looks at the worker's health
 EPSILON = 1e-8  # TRL's

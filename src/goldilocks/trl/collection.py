@@ -23,10 +23,10 @@ from torch import Tensor
 from goldilocks.drive.backend import places
 from goldilocks.drive.driver import Driver
 from goldilocks.drive.rows import Place
-from goldilocks.hashing import Sources, hashed, is_known
+from goldilocks.hashing import Sources, is_known
 from goldilocks.rewards import spent
 from goldilocks.trl.rows import LOG_PROBS, SAMPLED, CompletionRow, CompletionRows, DatasetPrompts, join_rows
-from goldilocks.types import Event, Failure, Group, Request, Rollout
+from goldilocks.types import Event, Failure, Group, Request, Rollout, hashed
 
 logger = logging.getLogger(__name__)
 

@@ -1,8 +1,12 @@
 """Rollouts by Goldilocks' own engine in the place of ``model.generate``.
 
 The engine has a copy of the model, in the precision of the training's forward pass, and takes the weights over before
-the first round after they changed; a PEFT adapter comes merged. A slot that is freed goes to the next request, prompts
-are prefilled once for all their rollouts, and the log-probs of what was sampled come back with it.
+the first round after they changed. A slot that is freed goes to the next request, prompts are prefilled once for all
+their rollouts, and the log-probs of what was sampled come back with it.
+
+Of a model that PEFT trains, the weights are base and adapter merged, under the names that the base model has. The
+trained model stays as it is. Each adapted layer is copied, PEFT merges the copy in fp32, and the copy is let go: no
+more memory is taken than that of one layer.
 
 Of conversations with tools TRL asks for the first turn of all, then for the next turn of those that called a tool. It
 keeps their order and does not say which they are, so each is found again by what it has written.
@@ -11,20 +15,19 @@ keeps their order and does not say which they are, so each is found again by wha
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from goldilocks.engine import Engine, SamplingParams
-from goldilocks.engine.attention import bounds, check_length
 from goldilocks.engine.engine import Generation
-from goldilocks.engine.weights import is_adapted, merged
+from goldilocks.engine.reach import bounds, check_length
 from goldilocks.errors import require
-from goldilocks.hashing import hashed
+from goldilocks.types import hashed
 
 Version = tuple[Any, ...]
 Ids = Sequence[int]
@@ -131,3 +134,66 @@ class Turns:
         """Note what the model has answered in the turn that was begun last."""
         for place, ids, answer in zip(self._places, asked, answers, strict=True):
             self._texts[place] = [*ids, *answer]
+
+
+# -- adapters ----------------------------------------------------------------------------------------------------------
+
+
+def is_adapted(model: nn.Module) -> bool:
+    """Whether PEFT trains an adapter of the model."""
+    return hasattr(model, "peft_config")
+
+
+def check_adapters(model: Any, key: str, value: object) -> None:
+    """Refuse adapters that cannot be merged; ``key`` and ``value`` are what asks for merged weights."""
+    for adapter in model.peft_config.values():
+        kind = getattr(adapter.peft_type, "value", adapter.peft_type)
+        require(not adapter.is_prompt_learning, key, value, f"none with PEFT's {kind}, which has nothing to merge")
+    packed = getattr(model.config, "quantization_config", None) is not None
+    require(not packed, key, value, "none with an adapter of a quantized model: the engine has full weights")
+    base = model.get_base_model()
+    if getattr(base.config.get_text_config(), "tie_word_embeddings", False):
+        # Both sides would be merged with different adapters, or with views that cannot be copied.
+        sides = base.get_input_embeddings(), base.get_output_embeddings()
+        first, last = ({id(one) for one in side.parameters() if one.requires_grad} for side in sides)
+        accepted = (
+            "none with an adapter of one side of tied embeddings (tie_word_embeddings): PEFT keeps both sides equal "
+            "with modules_to_save=['embed_tokens'], ensure_weight_tying=True, and with trainable_token_indices"
+        )
+        require(first == last, key, value, accepted)
+
+
+def merged(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield every weight of the base model by name, with the active adapters merged in."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    base = model.get_base_model()
+    layers: dict[str, nn.Module] = {}  # what PEFT put in the place of a layer; of layers in one another, the outermost
+    for name, module in base.named_modules():  # parents first
+        adapted = isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper)
+        if adapted and not _is_inside(name, layers):
+            layers[name] = module
+    for name, tensor in base.state_dict().items():
+        if not _is_inside(name, layers):
+            yield name, tensor
+    for name, layer in layers.items():
+        for part, tensor in _merged_layer(layer).state_dict().items():
+            yield f"{name}.{part}", tensor
+
+
+def _is_inside(name: str, layers: Mapping[str, nn.Module]) -> bool:
+    parts = name.split(".")
+    return any(".".join(parts[:depth]) in layers for depth in range(1, len(parts)))
+
+
+def _merged_layer(layer: nn.Module) -> nn.Module:
+    own: Any = copy.deepcopy(layer).float()
+    if hasattr(own, "unload_and_optionally_merge_module"):  # a layer that is trained whole, or by some of its rows
+        module: nn.Module = own.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
+        return module
+    for part in own.modules():
+        if hasattr(part, "merge"):
+            part.merge()
+    base: nn.Module = own.get_base_layer()
+    return base

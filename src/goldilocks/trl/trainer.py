@@ -24,20 +24,19 @@ from goldilocks.core import Exhausted
 from goldilocks.drive.backend import Rounds
 from goldilocks.drive.driver import Driver
 from goldilocks.drive.rehearsal import rehearse
-from goldilocks.engine.attention import check_length
 from goldilocks.engine.cpu import avoid_cudnn
 from goldilocks.engine.engine import is_truncated
-from goldilocks.engine.weights import check_adapters, is_adapted
-from goldilocks.errors import require
-from goldilocks.hashing import hashed
+from goldilocks.engine.reach import check_length
+from goldilocks.errors import refuse, require
 from goldilocks.losses.log_probs import WeightsGuard
 from goldilocks.losses.policy_loss import TOKEN_LEVEL
 from goldilocks.runs.history import by_column, check_values, column_and_value, metric_name, value_of
 from goldilocks.trl import on_disk
 from goldilocks.trl import rows as trl_rows
 from goldilocks.trl.collection import SCALE, Collection, Processes, Rewards, Sizes, WrittenFor, having, warn_of_changes
-from goldilocks.trl.engine_rollouts import EngineRollouts, Turns
+from goldilocks.trl.engine_rollouts import EngineRollouts, Turns, check_adapters, is_adapted
 from goldilocks.trl.rows import CompletionRow, CompletionRows, DatasetPrompts, Section, Sections, texts_alone
+from goldilocks.types import hashed
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +152,7 @@ class CollectedTrainer(on_disk.WholeCheckpoints):
                 f"0 with importance_sampling_level='sequence', a clip range of {high:g} (epsilon, epsilon_high) and "
                 f"{engine}: an older answer has the engine's log-probs, whose rounding is wider than the range"
             )
-            require(False, "filter_groups.max_carry_steps", settings.surplus().max_carry_steps, accepted)
+            refuse("filter_groups.max_carry_steps", settings.surplus().max_carry_steps, accepted)
 
     def _driver(
         self, settings: Settings, prompts: DatasetPrompts, rows: CompletionRows, collection: Collection

@@ -21,7 +21,7 @@ from goldilocks.config.sections import REWARDS
 from goldilocks.config.settings import Settings
 from goldilocks.dotted_keys import value_at, values
 from goldilocks.engine.cpu import PATCHES_VARIABLE
-from goldilocks.errors import closest, require
+from goldilocks.errors import closest, refuse, require
 from goldilocks.hashing import MEDIA
 from goldilocks.rewards.calls import PATH
 from goldilocks.types import OnFull
@@ -254,7 +254,7 @@ def check_text(data: Any, reader: str, splits: Sequence[str] = SPLITS) -> None:
     ``reader`` is what takes text, with what to use in its place.
     """
     for key, column, file in _found(data, splits):
-        require(False, f"data.{key}", column, f"a name that is no column of {file}: {reader}")
+        refuse(f"data.{key}", column, f"a name that is no column of {file}: {reader}")
 
 
 def check_readable(config: Any) -> None:

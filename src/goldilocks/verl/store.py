@@ -51,6 +51,14 @@ AS_PNG = ("1", "L", "LA", "P", "RGB", "RGBA")  # the modes that a PNG file keeps
 
 VERSIONS = "versions"  # in the tag of a row by several policies: [version, how many tokens it wrote], in order
 
+Versions = list[list[Any]]  # the same of any tokens; the version is None where it is not known
+
+
+def oldest_and_newest(versions: Versions) -> dict[str, int | None]:
+    """What a tag says of the policies that wrote a row."""
+    known = [version for version, _ in versions if version is not None]
+    return {"min_global_steps": min(known, default=None), "max_global_steps": max(known, default=None)}
+
 
 def version_of(tag: dict[str, Any]) -> int:
     """The policy that wrote a row, in updates; the oldest of several policies.

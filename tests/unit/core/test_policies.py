@@ -10,7 +10,7 @@ import pytest
 from goldilocks.core import Beliefs, build_allocator, build_filter, build_selector
 from goldilocks.core.allocators import ALLOCATORS, Adaptive, Fixed, Knapsack, Pilot, Sequential
 from goldilocks.core.filters import FILTERS, Band, Length, Variance
-from goldilocks.core.open_groups import OpenGroup
+from goldilocks.core.groups import OpenGroup
 from goldilocks.core.selectors import SELECTORS, Greso, Thompson, Uniform
 from goldilocks.core.source import PromptOrder
 from goldilocks.testing import check_allocator, check_filter, check_selector

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from unit.engine.models import CONFIGS, VOCABULARY, drain, fresh, logits_after, reference
 
 from goldilocks.engine import Engine, Generation, SamplingParams
+from goldilocks.engine.engine import overwrite
 
 EOS = 5
 
@@ -323,3 +324,50 @@ def test_an_answer_that_is_stopped_and_gone_on_with_is_what_it_would_have_been(s
         reason = done[0].stop_reason
     assert (written, reason) == (whole.token_ids, whole.stop_reason)
     np.testing.assert_allclose(log_probs, whole.log_probs, atol=1e-5)
+
+
+# -- new weights -------------------------------------------------------------------------------------------------------
+
+
+def test_a_name_the_model_lacks_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"'model\.nothing' is not in LlamaForCausalLM"):
+        overwrite(fresh("llama"), {"model.nothing": torch.zeros(1)}.items())
+
+
+def test_another_shape_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"'model\.norm\.weight' has shape \(3,\); the model's is \(32,\)"):
+        overwrite(fresh("llama"), {"model.norm.weight": torch.zeros(3)}.items())
+
+
+def test_another_type_is_converted() -> None:
+    model = fresh("llama")
+    overwrite(model, {"model.norm.weight": torch.full((32,), 0.5, dtype=torch.bfloat16)}.items())
+    assert model.model.norm.weight.dtype == torch.float32
+    assert model.model.norm.weight.tolist() == [0.5] * 32
+
+
+@pytest.mark.parametrize("names", [["lm_head.weight"], ["model.embed_tokens.weight"]])
+def test_tied_weights_may_come_under_either_name(names: list[str]) -> None:
+    model = fresh("qwen2")
+    new = torch.randn_like(model.lm_head.weight)
+    overwrite(model, dict.fromkeys(names, new).items())
+    assert torch.equal(model.lm_head.weight, new)
+    assert torch.equal(model.model.embed_tokens.weight, new)
+
+
+def test_tied_weights_that_differ_are_an_error() -> None:
+    model = fresh("qwen2")
+    new = torch.randn_like(model.lm_head.weight)
+    overwrite(model, {"lm_head.weight": new, "model.embed_tokens.weight": new.clone()}.items())
+    assert torch.equal(model.lm_head.weight, new)
+    with pytest.raises(ValueError, match="are tied"):
+        overwrite(model, {"lm_head.weight": new, "model.embed_tokens.weight": new + 1}.items())
+
+
+@pytest.mark.parametrize("name", ["model.norm.weight", "lm_head.weight"])
+def test_weights_that_are_not_finite_are_an_error_that_says_why(name: str) -> None:
+    model = fresh("qwen2")
+    weights = {key: value.clone() for key, value in model.state_dict().items()}
+    weights[name].view(-1)[0] = torch.nan
+    with pytest.raises(ValueError, match=rf"'{name}' and \d+ more are not finite: the training has diverged"):
+        overwrite(model, weights.items())

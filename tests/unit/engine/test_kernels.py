@@ -7,8 +7,7 @@ import torch
 from unit.engine.models import CONFIGS, drain, fresh, logits_after
 
 from goldilocks.engine import Engine, SamplingParams
-from goldilocks.engine.attention import fold
-from goldilocks.engine.decoder import draw
+from goldilocks.engine.decoder import draw, fold
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

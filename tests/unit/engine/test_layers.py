@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 from unit.engine.architectures import fresh
 
-from goldilocks.engine import attention, layers, weights
-from goldilocks.engine.attention import KernelWindow, KVStore, PrefillWindow
+from goldilocks.engine import layers
+from goldilocks.engine.decoder import NAME, KernelWindow, KVStore, PrefillWindow
+from goldilocks.engine.engine import overwrite
 from goldilocks.engine.layers import settle_rotary
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -37,7 +38,7 @@ def test_joined_layers_are_one_product_and_their_weights_still_arrive_in_place()
     states = torch.randn(3, 32)
     torch.testing.assert_close(joined(states), torch.cat([part(states) for part in parts], 1))
     new = {name: torch.randn_like(tensor) for name, tensor in model.state_dict().items() if "lm_head" not in name}
-    weights.load(model, new.items())
+    overwrite(model, new.items())
     expected = [torch.cat([new[f"model.layers.0.self_attn.{one}_proj.{part}"] for one in "qkv"]) for part in PARTS]
     assert torch.equal(joined.weight, expected[0])
     assert torch.equal(joined.bias, expected[1])
@@ -71,7 +72,7 @@ def test_a_model_whose_kernels_cannot_run_keeps_its_own_modules_and_says_why(cap
 @pytest.mark.parametrize("name", PLAIN)
 def test_the_logits_and_the_cache_are_those_of_the_models_own_modules(name: str) -> None:
     model = fresh(name).to(DEVICE)
-    model.set_attn_implementation(attention.NAME)
+    model.set_attn_implementation(NAME)
     assert layers.fits(model)
     own = model.model.layers[0].self_attn
     rows, length = 5, 60
@@ -94,7 +95,7 @@ def test_the_logits_and_the_cache_are_those_of_the_models_own_modules(name: str)
 @pytest.mark.parametrize("name", PLAIN)
 def test_prompts_fill_the_cache_as_the_models_own_modules_do(name: str) -> None:
     model = fresh(name).to(DEVICE)
-    model.set_attn_implementation(attention.NAME)
+    model.set_attn_implementation(NAME)
     own = model.model.layers[0].self_attn
     shape = model.config.num_key_value_heads, own.head_dim, own.head_dim
     stores = [KVStore([shape, shape], 6, 20, torch.float32, torch.device(DEVICE)) for _ in range(2)]

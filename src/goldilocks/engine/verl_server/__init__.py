@@ -34,7 +34,7 @@ def check(rollout: Any, model: Any) -> None:
         return  # the servers check every model again
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
-    from goldilocks.engine.attention import check_length
+    from goldilocks.engine.reach import check_length
 
     overrides = model.get("override_config") or {}
     plain = {key: value for key, value in overrides.items() if not isinstance(value, Mapping)}

@@ -32,7 +32,7 @@ from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 from verl.workers.rollout.utils import ensure_async_iterator
 
 from goldilocks.engine.verl_server import NAME, check
-from goldilocks.errors import require
+from goldilocks.errors import refuse
 
 Named = tuple[str, Tensor]
 
@@ -125,8 +125,9 @@ class TransformersAdapter(BaseRollout):
         self, weights: Any, global_steps: int | None = None, wire_format: str = "named_tensors", **_peft: Any
     ) -> None:
         """Send every weight to the server, with the number of the policy update."""
-        accepted = f"named_tensors with rollout.name={NAME}, by rollout.checkpoint_engine.backend=naive or nccl"
-        require(wire_format == "named_tensors", "wire_format", wire_format, accepted)
+        if wire_format != "named_tensors":
+            accepted = f"named_tensors with rollout.name={NAME}, by rollout.checkpoint_engine.backend=naive or nccl"
+            refuse("wire_format", wire_format, accepted)
         megabytes = self.config.checkpoint_engine.update_weights_bucket_megabytes
         if is_support_ipc():
             handle = new_handle()

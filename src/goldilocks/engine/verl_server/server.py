@@ -30,8 +30,8 @@ from goldilocks.engine.cpu import threads_for
 from goldilocks.engine.engine import Engine, Generation, SamplingParams, end_ids
 from goldilocks.engine.verl_server.messages import ManyAnswers
 from goldilocks.engine.verl_server.replica import Bucket, Named, receive_by_ipc
-from goldilocks.errors import require
-from goldilocks.hashing import hashed
+from goldilocks.errors import refuse
+from goldilocks.types import hashed
 
 Result = TypeVar("Result")
 
@@ -261,12 +261,12 @@ class RolloutServer(ManyAnswers):
 
     def _sampling_params(self, given: dict[str, Any], request_id: str, prompt_length: int) -> SamplingParams:
         for name in set(given) - _KNOWN:
-            require(False, f"sampling parameter {name}", given[name], f"one of {', '.join(sorted(_KNOWN))}")
-        penalty = given.get("repetition_penalty", 1.0)
-        require(penalty == 1.0, "sampling parameter repetition_penalty", penalty, "1.0")
-        room = self._max_length - prompt_length
-        accepted = f"fewer than {self._max_length}: raise data.max_prompt_length or filter_overlong_prompts=True"
-        require(room >= 1, "tokens of the prompt", prompt_length, accepted)
+            refuse(f"sampling parameter {name}", given[name], f"one of {', '.join(sorted(_KNOWN))}")
+        if (penalty := given.get("repetition_penalty", 1.0)) != 1.0:
+            refuse("sampling parameter repetition_penalty", penalty, "1.0")
+        if (room := self._max_length - prompt_length) < 1:
+            accepted = f"fewer than {self._max_length}: raise data.max_prompt_length or filter_overlong_prompts=True"
+            refuse("tokens of the prompt", prompt_length, accepted)
         limit = given.get("max_tokens", given.get("max_new_tokens", self._config.response_length))
         chosen = {name: given[name] for name in _SAME_NAME if given.get(name) is not None}
         if self._config.full_determinism:

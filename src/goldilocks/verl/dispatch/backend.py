@@ -1,29 +1,41 @@
 """verl's agent loops as a backend: requests go to the workers, and what becomes of each rollout comes back.
 
 Tensors stay in the TransferQueue; the payload of a rollout is the keys and tags of its rows.
+
+The seed of a rollout's noise is a function of the run's seed, the prompt, the visit and the index. Two runs with one
+seed draw the same noise for the same rollout, whatever else is generated, in any order, at any server.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from goldilocks.drive.backend import Backend, Unpaused
-from goldilocks.types import Event, Failure, Paused, Request, Rollout
+from goldilocks.rewards import is_number
+from goldilocks.types import Event, Failure, Paused, Request, Rollout, hashed, row_key
 from goldilocks.verl.dispatch.failures import published_error
-from goldilocks.verl.dispatch.session import ANSWERS, FIRST, ROLLOUTS, VISIT_SEED, run_seeds, visit_seed
-from goldilocks.verl.store import PLACEHOLDER, QueueRows, SavedAnswer
+from goldilocks.verl.store import PLACEHOLDER, VERSIONS, QueueRows, SavedAnswer, Versions, oldest_and_newest
 
 if TYPE_CHECKING:
+    from goldilocks.verl.dispatch.client import Session
     from goldilocks.verl.dispatch.worker import StreamingManager
+
+# The fields that the backend adds to a prompt's row for the worker.
+ROLLOUTS = "__rollout_n__"  # how many sessions to run: verl's own name
+FIRST = "__rollout_first__"  # the index of the first of them
+VISIT_SEED = "__visit_seed__"  # the seed of the noise of all of them
+ANSWERS = "__answers__"  # by index, the saved answers of unfinished rollouts
 
 
 class AgentLoops(Backend):
     """The backend over a ``StreamingManager``, which ``fit`` sets."""
 
     manager: StreamingManager
+    room = None  # the workers take any number of rollouts
     global_steps = 0  # verl's number of the step that asks
 
     def __init__(self, config: Any, dataset: Any, refilling: Callable[[], AbstractContextManager[None]]) -> None:
@@ -109,3 +121,88 @@ class NeverPausing(Unpaused, AgentLoops):
 
     verl stops what is being written when it has new weights, and lets it go on.
     """
+
+
+# -- the noise ---------------------------------------------------------------------------------------------------------
+
+
+RunSeeds = tuple[object, object]  # of the data and of the rollouts
+
+VALIDATION = -1  # the visit of every validation, so that all draw the same noise
+
+# The name of the seed in each engine's sampling parameters. Engines other than ours sample more slowly with a seed in
+# each request, so they get one only with `rollout.full_determinism`.
+SEED_OF = {"transformers": "seed", "vllm": "seed", "sglang": "sampling_seed"}
+ALWAYS_SEEDED = ("transformers",)
+
+
+def run_seeds(config: Any) -> RunSeeds:
+    """The seeds in verl's config. Read them once: OmegaConf takes longer to read a key than a seed takes to compute."""
+    return config.data.get("seed"), config.actor_rollout_ref.rollout.seed
+
+
+def visit_seed(seeds: RunSeeds, key: int, place: object, visit: int) -> int:
+    """The seed of one visit to a prompt; ``place`` is its place in the data, so that copies get different answers."""
+    return hashed(*seeds, key, place, visit)
+
+
+def seeded(sampling_params: Mapping[str, Any], rollout_config: Any, visit: int, index: int) -> dict[str, Any]:
+    """The sampling parameters of rollout ``index`` of the visit whose seed is ``visit``."""
+    name = SEED_OF.get(rollout_config.name)
+    if name is None or not (rollout_config.name in ALWAYS_SEEDED or rollout_config.full_determinism):
+        return dict(sampling_params)
+    return {**sampling_params, name: hashed(visit, index)}
+
+
+def request_number(row: Mapping[str, Any]) -> int:
+    """A number for each rollout. With ``full_determinism`` verl names a request by its priority, 0 for all of them."""
+    return hashed(row["uid"], row["session_id"])
+
+
+# -- the event that a rollout ends with --------------------------------------------------------------------------------
+
+
+def rollout_of(session: Session, outputs: list[Any], global_steps: int, truncated: bool, versions: Versions) -> Rollout:
+    """The event of a session whose rows are stored; each of ``outputs``, of verl's agent loop, is a row."""
+    final, uid, index = outputs[-1], session.uid, session.index
+    counts = [sum(one.response_mask) for one in outputs]
+    by_row = _by_row(versions, counts)
+    tags = []
+    for place, one in enumerate(outputs):
+        own = versions if by_row is None else by_row[place]
+        prompt_len, response_len = len(one.prompt_ids), len(one.response_ids)
+        tag: dict[str, Any] = {  # as verl's worker tags a trajectory
+            "status": "success",
+            "prompt_len": prompt_len,
+            "response_len": response_len,
+            "seq_len": prompt_len + response_len,
+            "global_steps": global_steps,
+            **oldest_and_newest(own),
+        }
+        if by_row is not None and tag["min_global_steps"] != tag["max_global_steps"]:
+            tag[VERSIONS] = own
+        tags.append(tag)
+    version = min((tag["min_global_steps"] for tag in tags if tag["min_global_steps"] is not None), default=None)
+    info = final.extra_fields.get("reward_extra_info") or {}
+    return Rollout(
+        uid,
+        index,
+        reward=float(final.reward_score),
+        tokens=max(session.tokens, sum(counts)),  # rows may lack tokens that were generated
+        metrics={name: float(value) for name, value in info.items() if is_number(value)},
+        truncated=truncated,
+        version=None if version is None else int(version),
+        payload=[[row_key(uid, index, part), tag] for part, tag in enumerate(tags)],
+        tool_tokens=sum(len(one.response_mask) for one in outputs) - sum(counts),
+    )
+
+
+def _by_row(versions: Versions, counts: list[int]) -> list[Versions] | None:
+    """Divide the tokens that policies wrote among rows with so many tokens each; None where their numbers differ."""
+    if len(counts) == 1:
+        return [versions]  # a row that was cut has the first of the tokens
+    if sum(counts) != sum(count for _, count in versions):
+        return None
+    tokens = iter([version for version, count in versions for _ in range(count)])
+    rows = (itertools.groupby(itertools.islice(tokens, count)) for count in counts)
+    return [[[version, len(list(written))] for version, written in row] for row in rows]

@@ -9,29 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import inspect
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
 from omegaconf import OmegaConf
 from verl.workers.rollout.llm_server import LLMServerClient
-from verl.workers.rollout.replica import CONTROL_METHOD_CONCURRENCY
+from verl.workers.rollout.replica import CONTROL_METHOD_CONCURRENCY, TokenOutput
 
 from goldilocks.engine.verl_server.messages import ENDED, TOP, Aborts, Requests, exchanged
-from goldilocks.verl.dispatch.session import (
-    Cancelled,
-    Deliver,
-    NotNow,
-    Reply,
-    ResumableAnswer,
-    Session,
-    TurnRequest,
-    continued,
-    current_session,
-    of_turn,
-)
+from goldilocks.verl.dispatch.answers import TOP_LOG_PROBS, ResumableAnswer, continued, name_of, of_turn
+from goldilocks.verl.store import Versions
 
 ASK_AGAIN_S = 1.0  # an abort may overtake its request: it is repeated
 LET_GO_S = 1.0  # for a cancelled agent loop to end its calls of tools
@@ -44,6 +36,100 @@ def taken_by(function: Callable[..., Any], **keywords: Any) -> dict[str, Any]:
     known = inspect.signature(function).parameters
     takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known.values())
     return {name: value for name, value in keywords.items() if takes_any or name in known}
+
+
+# -- sessions ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Session:
+    """What a rollout has cost and been answered so far, and at which server it is."""
+
+    uid: str
+    index: int
+    tokens: int = 0  # that servers have returned
+    server: Any = None  # that works on it now
+    request_id: str = ""  # by which that server knows it
+    aborted: bool = False  # whether that server was asked to end it
+    answers: list[ResumableAnswer] = field(default_factory=list)  # to its requests, in order
+    asked: int = 0  # requests that its agent loop has made
+    task: asyncio.Task[Any] | None = None  # while its agent loop runs
+
+    @property
+    def versions(self) -> Versions:
+        """Which policy wrote how many of its tokens, in order."""
+        return [span for answer in self.answers for span in answer.versions]
+
+    def next_answer(self, prompt_ids: Sequence[int]) -> ResumableAnswer:
+        """The answer to the agent loop's next request: the saved one if the request is the same, or a new one."""
+        name, place = name_of(prompt_ids), self.asked
+        self.asked += 1
+        if place < len(self.answers) and self.answers[place].prompt == name:
+            return self.answers[place]
+        self.answers[place:] = [ResumableAnswer(name)]  # a saved answer to another request is dropped
+        return self.answers[place]
+
+    def align(self, outputs: Sequence[Any]) -> None:
+        """Give each output the largest log-probs of its own tokens: verl's loops keep those of the first answer."""
+        if len(self.answers) == len(outputs) == 1:
+            return
+        found = [answer.output().extra_fields.get(TOP_LOG_PROBS) for answer in self.answers]
+        values = [value for column in found if column is not None for value in column]
+        rows = None if None in found else _by_token(values, [one.response_mask for one in outputs])
+        for place, one in enumerate(outputs):
+            one.extra_fields.pop(TOP_LOG_PROBS, None)
+            if rows is not None:
+                one.extra_fields[TOP_LOG_PROBS] = rows[place]
+
+    def stop(self) -> None:
+        """Cancel the agent loop where it waits, once: verl's loop then releases its tool, which may take a while."""
+        task, self.task = self.task, None
+        if task is not None:
+            task.cancel()
+
+
+def _by_token(values: Sequence[float], masks: Sequence[Sequence[int]]) -> list[list[float]] | None:
+    """Spread the values of generated tokens over rows, with 0 for other tokens; None where their numbers differ."""
+    written = sum(map(sum, masks))
+    if written > len(values) or (len(masks) > 1 and written < len(values)):
+        return None
+    left = iter(values)
+    return [[next(left) if generated else 0.0 for generated in mask] for mask in masks]
+
+
+current_session: contextvars.ContextVar[Session | None] = contextvars.ContextVar("session", default=None)
+
+
+class Cancelled(Exception):
+    """The group of this session is no longer needed."""
+
+
+class NotNow(Exception):
+    """Generation is paused: the request was not sent."""
+
+
+@dataclass(frozen=True, eq=False)
+class TurnRequest:
+    """The request of a single-turn session."""
+
+    session: Session
+    prompt_ids: list[int]
+    params: dict[str, Any]
+    name: str = field(default_factory=lambda: uuid4().hex)  # of the request
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The outcome of a turn: the server's answer, or the error that prevented it."""
+
+    turn: TurnRequest
+    outcome: TokenOutput | BaseException
+
+
+Deliver = Callable[[list[Reply]], None]
+
+
+# -- the client --------------------------------------------------------------------------------------------------------
 
 
 @dataclass

@@ -26,23 +26,11 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from goldilocks.engine.verl_server import NAME as OUR_SERVER
 from goldilocks.hashing import Sources, is_known
 from goldilocks.types import OnFull
-from goldilocks.verl.dispatch.client import StreamingClient
-from goldilocks.verl.dispatch.session import (
-    ANSWERS,
-    FIRST,
-    ROLLOUTS,
-    VISIT_SEED,
-    Cancelled,
-    Reply,
-    Session,
-    TurnRequest,
-    Versions,
-    rollout_of,
-    seeded,
-)
+from goldilocks.verl.dispatch.backend import ANSWERS, FIRST, ROLLOUTS, VISIT_SEED, rollout_of, seeded
+from goldilocks.verl.dispatch.client import Cancelled, Reply, Session, StreamingClient, TurnRequest
 from goldilocks.verl.patch import Kind
 from goldilocks.verl.plugin import asks_for
-from goldilocks.verl.store import PARTITION
+from goldilocks.verl.store import PARTITION, Versions
 
 Fields = dict[str, Any]  # of a row
 

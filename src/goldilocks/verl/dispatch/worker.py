@@ -25,23 +25,20 @@ from goldilocks.engine.verl_server.messages import IDLE_TO_SLEEP
 from goldilocks.hashing import content_key
 from goldilocks.rewards import RewardFailed, spent
 from goldilocks.types import Event, Failure, Paused, Rollout
-from goldilocks.verl.dispatch.client import StreamingClient
-from goldilocks.verl.dispatch.failures import publish, succeeded
-from goldilocks.verl.dispatch.session import (
+from goldilocks.verl.dispatch.backend import (
     ANSWERS,
     FIRST,
     ROLLOUTS,
     VALIDATION,
     VISIT_SEED,
-    Cancelled,
-    Session,
-    current_session,
     request_number,
     rollout_of,
     run_seeds,
     seeded,
     visit_seed,
 )
+from goldilocks.verl.dispatch.client import Cancelled, Session, StreamingClient, current_session
+from goldilocks.verl.dispatch.failures import publish, succeeded
 from goldilocks.verl.dispatch.single_turn import AGENT, BatchedSingleTurn, SingleTurn, grade, manager_of
 from goldilocks.verl.patch import Kind
 from goldilocks.verl.plugin import ask_for

@@ -28,7 +28,7 @@ from torch import Tensor
 from verl import DataProto
 
 from goldilocks.core import Collector
-from goldilocks.core.open_groups import issue_order
+from goldilocks.core.groups import issue_order
 from goldilocks.drive.backend import Rounds, places
 from goldilocks.drive.driver import Driver
 from goldilocks.drive.filter_gate import FilterGate

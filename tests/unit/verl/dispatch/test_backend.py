@@ -17,8 +17,7 @@ from goldilocks.core.filters import Everything
 from goldilocks.core.selectors import Uniform
 from goldilocks.drive.driver import MAX_FAILURES, Driver
 from goldilocks.types import Failure, Paused, Rollout
-from goldilocks.verl.dispatch.backend import AgentLoops, NeverPausing
-from goldilocks.verl.dispatch.session import ANSWERS, FIRST, ROLLOUTS, VISIT_SEED
+from goldilocks.verl.dispatch.backend import ANSWERS, FIRST, ROLLOUTS, VISIT_SEED, AgentLoops, NeverPausing
 from goldilocks.verl.driven import DatasetSource
 from goldilocks.verl.update.trainer import several_rows_estimator
 

@@ -10,7 +10,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl_world import ABORTED, Actor, Server, VllmServer, balancer_of, client_of, one_server, start
 
 from goldilocks.engine.verl_server.messages import TOP
-from goldilocks.hashing import hashed
+from goldilocks.types import hashed
 from goldilocks.verl.dispatch.client import Cancelled, TurnRequest, current_session, taken_by
 
 SERVERS = {"transformers": Server, "vllm": VllmServer}

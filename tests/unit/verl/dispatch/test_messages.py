@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from verl_world import ABORTED, VERSION, Server, VllmServer, one_server, start
 
-from goldilocks.verl.dispatch.client import Cancelled, StreamingClient
+from goldilocks.verl.dispatch.client import Cancelled, Reply, StreamingClient, TurnRequest
 from goldilocks.verl.dispatch.failures import reason
-from goldilocks.verl.dispatch.session import Reply, TurnRequest
 
 SERVERS = {"transformers": Server, "vllm": VllmServer}
 

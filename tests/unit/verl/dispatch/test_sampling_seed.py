@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from goldilocks.verl.dispatch.session import request_number, run_seeds, seeded, visit_seed
+from goldilocks.verl.dispatch.backend import request_number, run_seeds, seeded, visit_seed
 
 PARAMS = {"temperature": 1.0}
 

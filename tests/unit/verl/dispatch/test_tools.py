@@ -22,7 +22,7 @@ from goldilocks.tasks.arithmetic import CALL, CLOSE, TOOL, Calculator
 from goldilocks.tasks.calculator_tool import CalculatorTool
 from goldilocks.tasks.tiny_model import tiny_model
 from goldilocks.types import Failure, Rollout
-from goldilocks.verl.dispatch.session import ANSWERS, FIRST
+from goldilocks.verl.dispatch.backend import ANSWERS, FIRST
 
 pytestmark = pytest.mark.usefixtures("queue")
 

@@ -1,4 +1,4 @@
-"""The prompts that come next, and the groups that wait for rollouts: which each has, and which are still to be sent.
+"""Groups, from the first request to the batch in hand: open ones wait for rollouts, judged ones to be trained.
 
 Every rollout has an index, given when it is asked for. Rollouts count in the order of their indices, not in the order
 of arrival: ``rollouts`` is the prefix of indices that have all arrived, and policies see only the prefix. Otherwise
@@ -7,29 +7,32 @@ short answers, which arrive first, would decide when a group stops.
 An index is in exactly one of four places: settled (below ``settled``), ``ahead`` (arrived, with a gap before it),
 ``in_flight`` (at the engine) or ``unsent``. A rollout that failed is asked for again under a new index.
 
+Every move of a judged group moves its tokens in the accounts, and releases its prompt once no group waits on it.
+
 Groups and rollouts are saved as JSON values; a payload must be one too. A saved group names its prompt by key and
-index. ``find_prompt`` finds the prompt in today's data, which may have another order.
+index; ``core.source.find_prompt`` finds it in today's data, which may have another order.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-import reprlib
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
-from goldilocks.core.allocators import Allocator
-from goldilocks.core.beliefs import Beliefs
-from goldilocks.core.policy import place_of
-from goldilocks.core.selectors import Selector
-from goldilocks.core.source import KeyedPositions, PromptOrder, Source
-from goldilocks.types import Failure, Group, Prompt, Request, Rollout
+from goldilocks.core.accounts import Accounts
+from goldilocks.core.source import PromptOrder
+from goldilocks.errors import require
+from goldilocks.types import Account, AccountName, Failure, Group, Prompt, Request, Rollout, Verdict, is_informative
 
 FindPrompt = Callable[[Mapping[str, Any]], Prompt]  # the prompt of a packed group
+Origin = Account | AccountName
+TrainedOf = Callable[[Group], Collection[Rollout]]
+Judge = Callable[[Group], Verdict]
+
+
+# -- open groups -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -134,8 +137,8 @@ class OpenGroup:
     @classmethod
     def unpack(cls, packed: dict[str, Any], find: FindPrompt) -> OpenGroup:
         uid, given = packed["uid"], {name: value for name, value in packed.items() if name not in ("key", "index")}
-        given["rollouts"] = [unpack_rollout(uid, one) for one in packed["rollouts"]]
-        given["ahead"] = {index: one and unpack_rollout(uid, one) for index, one in packed["ahead"]}
+        given["rollouts"] = [Rollout(uid, *one) for one in packed["rollouts"]]
+        given["ahead"] = {index: one and Rollout(uid, *one) for index, one in packed["ahead"]}
         given["in_flight"], given["unsent"] = set(packed["in_flight"]), list(packed["unsent"])
         given["tries"] = dict(packed["tries"])
         return cls(prompt=find(packed), **given)
@@ -296,15 +299,171 @@ class OpenGroups:
         self.unsent = sum(len(group.unsent) for group in groups)
 
 
-def find_prompt(source: Source, positions: KeyedPositions, packed: Mapping[str, Any]) -> Prompt:
-    """Return the prompt of a packed group; an error if the prompt is gone from the data."""
-    index = positions.find_one(packed["key"], packed["index"])
-    if index < 0:
-        raise ValueError(
-            f"group {packed['uid']} of the saved state is about a prompt (key {packed['key']}) "
-            f"that is not among the {len(source)} prompts of this data set"
-        )
-    return source[index]
+# -- judged groups -----------------------------------------------------------------------------------------------------
+
+
+class JudgedGroups:
+    """Groups by uid. ``trained_of`` returns the rollouts of a group to train; ``spare`` dropped groups are held."""
+
+    def __init__(self, accounts: Accounts, order: PromptOrder, trained_of: TrainedOf, *, spare: int) -> None:
+        self._accounts = accounts
+        self._claim, self._release = order.claim, order.release
+        self._trained_of = trained_of
+        self._spare = spare
+        self._kept: dict[str, Group] = {}
+        self._in_hand: dict[str, tuple[Group, Origin]] = {}  # with the account of its trained rollouts
+        self._dropped: dict[str, tuple[Group, Origin]] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def kept(self) -> tuple[Group, ...]:
+        """The groups that wait, in the order their prompts were issued."""
+        return tuple(self._kept[uid] for uid in sorted(self._kept, key=issue_order))
+
+    @property
+    def in_hand(self) -> tuple[Group, ...]:
+        """The groups of the batch in hand, in the order their prompts were issued."""
+        return tuple(self._in_hand[uid][0] for uid in sorted(self._in_hand, key=issue_order))
+
+    @property
+    def uids(self) -> set[str]:
+        return {*self._kept, *self._in_hand, *self._dropped}
+
+    @property
+    def backfilled(self) -> set[str]:
+        return {uid for uid, (_, account) in self._in_hand.items() if account == Account.BACKFILLED}
+
+    @property
+    def spare(self) -> tuple[Group, ...]:
+        return tuple(group for group, _ in self._dropped.values())
+
+    def keep(self, group: Group) -> None:
+        self._kept[group.uid] = group
+        self._accounts.move(group.rollouts, Account.OPEN, Account.CARRIED)
+
+    def drop(self, group: Group, account: Origin) -> None:
+        """Let go of a group that its filter dropped. Some are held to fill a batch up, if they have no gradient.
+
+        A filter on another metric than the reward, or on a band, also drops groups whose rewards differ.
+        """
+        self._release(group.prompt.index)
+        self._accounts.move(group.rollouts, Account.OPEN, account)
+        if self._spare and not is_informative(group):
+            self._hold(group, account)
+
+    def _hold(self, group: Group, account: Origin) -> None:
+        if len(group) and len(self._dropped) < self._spare:
+            self._dropped[group.uid] = group, account
+
+    def take(self, count: int) -> list[Group]:
+        """Return at most ``count`` of the groups that wait, first issued first."""
+        groups = self.kept[:count]
+        for group in groups:
+            del self._kept[group.uid]
+            self._release(group.prompt.index)
+        return [self._hand_out(group, Account.CARRIED, Account.TRAINED) for group in groups]
+
+    def backfill(self, count: int) -> list[Group]:
+        """Return at most ``count`` groups dropped in this step: the batch keeps its shape, they are not trained."""
+        uids = sorted(self._dropped, key=issue_order)[:count]
+        return [self._hand_out(*self._dropped.pop(uid), Account.BACKFILLED) for uid in uids]
+
+    def _hand_out(self, group: Group, origin: Origin, account: Origin) -> Group:
+        group = replace(group, trained=tuple(self._trained_of(group)))
+        self._accounts.move(group.trained, origin, account)
+        self._accounts.move(_beyond(group), origin, Account.TRIMMED)
+        self._in_hand[group.uid] = group, account
+        return group
+
+    def put_back(self) -> None:
+        """Let the batch in hand wait again, without the groups that filled it up."""
+        in_hand, self._in_hand = self._in_hand, {}
+        for group, account in in_hand.values():
+            target = Account.FILTERED.because("backfill") if account == Account.BACKFILLED else Account.CARRIED
+            self._accounts.move(group.trained, account, target)
+            self._accounts.move(_beyond(group), Account.TRIMMED, target)
+            if target == Account.CARRIED:
+                self._kept[group.uid] = replace(group, trained=())
+                self._claim([group.prompt.index])
+
+    def begin_step(self, oldest: int) -> int:
+        """Forget the batch in hand, which was trained, and groups older than ``oldest``; return how many expired."""
+        self._in_hand.clear()
+        self._dropped.clear()
+        expired = [group for group in self._kept.values() if group.version < oldest]
+        for group in expired:
+            del self._kept[group.uid]
+            self._release(group.prompt.index)
+            self._accounts.move(group.rollouts, Account.CARRIED, Account.EXPIRED)
+        return len(expired)
+
+    def reject(self, uid: str, indices: Collection[int] | None, reason: str, judge: Judge, *, flat: bool) -> bool:
+        """Take rollouts of a group back: those named, or all. Return whether the group is lost.
+
+        A group is lost if the rest does not pass, or if the group is in hand and none of its trained rollouts is left:
+        the caller has not seen the others. A group that is lost because it is ``flat`` may fill a batch up.
+        """
+        require(uid in self._in_hand or uid in self._kept, "uid", uid, "a group that is in the batch in hand, or kept")
+        group = self._in_hand[uid][0] if uid in self._in_hand else self._kept[uid]
+        gone = {rollout.index for rollout in group.rollouts} if indices is None else set(indices)
+        left = tuple(rollout for rollout in group.rollouts if rollout.index not in gone)
+        trained = tuple(rollout for rollout in group.trained if rollout.index not in gone)
+        rest = replace(group, rollouts=left, trained=trained)
+        untrained = uid in self._in_hand and not trained
+        lost = not left or untrained or not judge(rest).keep
+        account = self._in_hand[uid][1] if uid in self._in_hand else Account.CARRIED
+        beyond = {one.index for one in _beyond(group)} if uid in self._in_hand else set()
+        for rollout in group.rollouts:
+            if lost or rollout.index in gone:
+                origin = Account.TRIMMED if rollout.index in beyond else account
+                self._accounts.move([rollout], origin, Account.REJECTED.because(reason))
+        if lost:
+            if not self._in_hand.pop(uid, None):
+                del self._kept[uid]
+                self._release(group.prompt.index)
+            if flat:
+                self._hold(replace(group, trained=()), Account.REJECTED.because(reason))
+        elif uid in self._in_hand:
+            self._in_hand[uid] = rest, account
+        else:
+            self._kept[uid] = rest
+        return lost
+
+    def trim(self, uid: str, indices: Collection[int]) -> None:
+        """Do not train these rollouts of a group in hand; its baseline still counts them."""
+        require(uid in self._in_hand, "uid", uid, "a group of the batch in hand")
+        group, account = self._in_hand[uid]
+        left_out = [rollout for rollout in group.trained if rollout.index in indices]
+        trained = tuple(rollout for rollout in group.trained if rollout.index not in indices)
+        require(bool(trained), "indices", sorted(indices), f"fewer rollouts of group {uid}: one must be trained")
+        self._accounts.move(left_out, account, Account.TRIMMED)
+        self._in_hand[uid] = replace(group, trained=trained), account
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "kept": [pack_group(group) for group in self._kept.values()],
+            "in_hand": [(pack_group(group), str(account)) for group, account in self._in_hand.values()],
+            "dropped": [(pack_group(group), str(account)) for group, account in self._dropped.values()],
+        }
+
+    def load_state_dict(self, state: dict[str, Any], find: FindPrompt) -> None:
+        self._kept = {packed["uid"]: unpack_group(packed, find) for packed in state["kept"]}
+        for name in ("in_hand", "dropped"):
+            groups: dict[str, tuple[Group, Origin]] = {}
+            for packed, account in state[name]:
+                with contextlib.suppress(ValueError):  # these are trained or dropped: their prompts may leave the data
+                    groups[packed["uid"]] = unpack_group(packed, find), AccountName(account)
+            setattr(self, f"_{name}", groups)
+
+
+def _beyond(group: Group) -> list[Rollout]:
+    trained = {rollout.index for rollout in group.trained}
+    return [rollout for rollout in group.rollouts if rollout.index not in trained]
+
+
+# -- on disk -----------------------------------------------------------------------------------------------------------
 
 
 def pack_group(group: Group) -> dict[str, Any]:
@@ -321,83 +480,10 @@ def pack_group(group: Group) -> dict[str, Any]:
 
 def unpack_group(packed: Mapping[str, Any], find: FindPrompt) -> Group:
     uid, chosen = packed["uid"], set(packed["trained"])
-    rollouts = tuple(unpack_rollout(uid, one) for one in packed["rollouts"])
+    rollouts = tuple(Rollout(uid, *one) for one in packed["rollouts"])
     trained = tuple(rollout for rollout in rollouts if rollout.index in chosen)
     return Group(uid, find(packed), rollouts, packed["planned"], packed["version"], trained)
 
 
-def pack_rollout(rollout: Rollout) -> list[Any]:
-    r = rollout
+def pack_rollout(r: Rollout) -> list[Any]:
     return [r.index, r.reward, r.tokens, dict(r.metrics), r.truncated, r.version, r.payload]
-
-
-def unpack_rollout(uid: str, packed: list[Any]) -> Rollout:
-    return Rollout(uid, *packed)
-
-
-class PromptQueue:
-    """Hands out ``(index, n, again)``: a prompt that is not open, the rollouts to ask for, whether it was out before.
-
-    The selector and the allocator are consulted once for each generation batch. A cancelled prompt returns to the head.
-    """
-
-    def __init__(
-        self, order: PromptOrder, selector: Selector, allocator: Allocator, beliefs: Beliefs, *, batch: int, seed: int
-    ) -> None:
-        self._order = order
-        self._selector = selector
-        self._allocator = allocator
-        self._beliefs = beliefs
-        self._batch = batch
-        self._rng = np.random.default_rng(seed)
-        self._waiting: deque[tuple[int, int, bool]] = deque()
-
-    def head(self) -> tuple[int, int, bool] | None:
-        """Return the next prompt without removing it; None when there are no more."""
-        if not self._waiting:
-            self._choose()
-        return self._waiting[0] if self._waiting else None
-
-    @property
-    def indices(self) -> list[int]:
-        return [index for index, _, _ in self._waiting]
-
-    @property
-    def returned(self) -> int:
-        """How many prompts were put back and are still to be visited again."""
-        return sum(again for _, _, again in self._waiting)
-
-    def pop(self) -> tuple[int, int, bool]:
-        return self._waiting.popleft()
-
-    def put_back(self, index: int, n: int) -> None:
-        """Visit a prompt next, because its visit was cancelled."""
-        self._waiting.appendleft((index, n, True))
-
-    def _choose(self) -> None:
-        choose, first, most = self._selector.choose, self._allocator.first, self._order.size - 1
-        found = choose(self._order, self._beliefs, self._batch, self._rng)
-        rows = np.asarray(found)
-        whole = rows.ndim == 1 and (rows.dtype.kind in "iu" or not len(rows))
-        for bad in rows[(rows < 0) | (rows > most)].tolist() if whole else [found]:
-            accepted = f"accepted: places of prompts, whole numbers from 0 to {most}"
-            raise ValueError(f"{place_of(choose)} returned {reprlib.repr(bad)}; {accepted}")
-        sizes = first(rows, self._beliefs)
-        if len(sizes) != len(rows) or any(n < 1 for n in sizes):
-            said = f"{place_of(first)} returned {list(sizes)} for {len(rows)} prompts"
-            raise ValueError(f"{said}; accepted: 1 or more for each")
-        chosen = [int(row) for row in rows]
-        self._order.claim(chosen)
-        self._waiting.extend((index, n, False) for index, n in zip(chosen, sizes, strict=True))
-
-    def state_dict(self) -> dict[str, Any]:
-        keys = self._beliefs.keys
-        waiting = [(index, n, again, int(keys[index])) for index, n, again in self._waiting]
-        return {"rng": self._rng.bit_generator.state, "waiting": waiting}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Prompts that are gone from the data are dropped."""
-        self._rng.bit_generator.state = state["rng"]
-        positions = KeyedPositions(self._beliefs.keys)
-        found = ((positions.find_one(key, index), n, again) for index, n, again, key in state["waiting"])
-        self._waiting = deque(one for one in found if one[0] >= 0)

@@ -11,7 +11,7 @@ from unit.engine.architectures import SUPPORTED, WINDOWED, config_of, fresh, mad
 from unit.engine.models import differences, drain
 
 from goldilocks.engine import Engine, SamplingParams
-from goldilocks.engine.attention import bounds, check_length, hides
+from goldilocks.engine.reach import bounds, check_length, hides
 
 WINDOW = 12
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from verl.workers.rollout.replica import TokenOutput
 
 from goldilocks.types import Prompt, Request
+from goldilocks.verl.dispatch.answers import ResumableAnswer, continued, name_of
 from goldilocks.verl.dispatch.client import Session
-from goldilocks.verl.dispatch.session import ResumableAnswer, continued, name_of
 from goldilocks.verl.store import UNFINISHED, QueueRows, load_rows, save_rows
 
 
