@@ -144,6 +144,15 @@ def test_where_the_user_hides_the_gpus_ray_still_counts_a_device_for_each_rank(t
         assert launch.env["CUDA_VISIBLE_DEVICES"] == "-1,-1"
 
 
+def test_the_time_limit_of_a_reward_function_reaches_what_verl_calls(tmp_path, monkeypatch):
+    """In the place of Python stands a program that ends at once."""
+    monkeypatch.setattr("sys.executable", "/bin/true")
+    words = ["--reward-timeout", "5", "trainer.total_training_steps=2", "--runs", str(tmp_path), "--name", "run"]
+    assert main(["train", *words]) == 0
+    reward = OmegaConf.load(tmp_path / "run/config.yaml").reward.custom_reward_function
+    assert json.loads(reward.reward_kwargs.packed)[2] == 5.0
+
+
 def test_a_name_on_the_hub_is_taken_for_a_model():
     check_paths(compose("actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B"))
 
