@@ -103,9 +103,3 @@ def test_the_summary_and_the_report_count_the_same_rollouts_and_tokens(records: 
     assert progress.rollouts == spent.total("rollouts")
     assert progress.tokens == spent.total("tokens")
     assert ("tokens", f"{progress.tokens:,} generated") in progress.summary(elapsed=4)
-
-
-def test_tokens_are_those_generated_and_not_those_trained_with_their_prompts() -> None:
-    progress = Progress(total_steps=2, rollouts_per_step=32)
-    progress.add({"step": 1, "data": {"critic/score/mean": 0.5, **COLLECTED}})
-    assert (progress.rollouts, progress.tokens) == (80, 1_234)
