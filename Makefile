@@ -36,9 +36,8 @@ test-vllm: $(VLLM)/.ready  ## run the tests of vLLM, in a venv of its own: real 
 
 test-verl: $(READY)  ## run the tests of the plug-in on another verl: make test-verl VERL=path/to/verl
 	test -f "$(VERL)/verl/__init__.py" || { echo "VERL=$(VERL): expected a folder that has verl/ in it" >&2; exit 2; }
-	PYTHONPATH="$(abspath $(VERL))" $(PYTEST) -m "not slow" tests/unit/verl tests/unit/test_canary.py \
-	    tests/integration/test_trainer.py tests/integration/test_ray_trainer.py $(ARGS)
-	PYTHONPATH="$(abspath $(VERL))" $(PYTEST) tests/integration/test_agents.py tests/integration/test_async.py $(ARGS)
+	PYTHONPATH="$(abspath $(VERL))" $(PYTEST) tests/unit/verl tests/unit/test_canary.py \
+	    $(foreach name,trainer ray_trainer agents async,tests/integration/test_$(name).py) $(ARGS)
 
 unit: $(READY)  ## run the unit tests only: no Ray cluster, no GPU; verl and TRL are imported, nothing is launched
 	$(PYTEST) tests/unit -m "not slow" $(ARGS)
