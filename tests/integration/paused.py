@@ -10,14 +10,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from .conftest import Task
 from .killed import dumped_every_step
 
-REWARD = '''
+REWARD = """
 import zlib
 
 def by_hash(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    """Half of all answers are right, whatever their length."""
     acc = float(zlib.crc32(solution_str.encode()) & 1)
     return {"score": acc, "acc": acc}
-'''
+"""
 
 
 def untaught(task: Task, folder: Path) -> Path:
