@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from run_files import json_lines
 
+from goldilocks.verl.store import load_rows
+
 from .agent import EACH, OPENED, answered, journal_of, with_agent
 from .conftest import Launch, Task
 from .killed import assert_none_twice, killed, trained_groups
-from .test_partial import of_all_lengths
-from .test_trainer import MODE, assert_accounts_sum, assert_trained, rewards
+from .paused import of_all_lengths
+from .test_trainer import MODE, assert_accounts_sum, assert_full_of_signal, assert_trained, rewards
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -67,23 +70,40 @@ LORA = [
 
 
 @pytest.mark.runs(2)
-def test_a_paused_conversation_goes_on_after_an_update_and_after_a_kill_calls_its_tool_once_again_at_most(
+def test_conversations_pause_go_on_survive_a_kill_and_call_their_tool_once_in_each_life_of_the_run(
     launch: Launch, monkeypatch: pytest.MonkeyPatch, task: Task, tmp_path: Path
 ) -> None:
     """With an adapter: our server has none, it samples from base and adapter merged, in each life of the run."""
-    overrides = [*with_agent(tmp_path, monkeypatch, cut=False), *of_all_lengths(task, tmp_path), *LORA]
+    overrides = [*with_agent(tmp_path, monkeypatch, cut=False), MODE, *of_all_lengths(task, tmp_path), *LORA]
+    overrides += ["+algorithm.filter_groups.on_full=partial", "data.gen_batch_size=12"]
     before = killed(launch, tmp_path, *overrides)
     saved = before.saved
-    run = launch(*overrides, f"trainer.total_training_steps={saved + 2}", "trainer.resume_mode=auto")
+    unfinished = unfinished_rows(tmp_path / "checkpoints" / f"global_step_{saved}")
+    run = launch(*overrides, f"trainer.total_training_steps={saved + 4}", "trainer.resume_mode=auto")
     assert run.status == 0, run.tail()
-    assert [step["step"] for step in run.steps] == [saved + 1, saved + 2]
+    assert (f", {len(unfinished)} rollouts go on from what they had written" in run.log) == bool(unfinished)
+    assert [step["step"] for step in run.steps] == [*range(saved + 1, saved + 5)]
     assert_accounts_sum(run)
-    assert all(step["accounts/tool_tokens"] > 0 for step in (*before.run.steps, *run.steps))
+    for step in (*before.run.steps, *run.steps):
+        assert step["accounts/tool_tokens"] > 0
+        assert step["train/age_max"] <= 4
+        assert step["train/groups_expired"] == 0
+    # A step may find its whole batch written while the one before was judged: then nothing goes on in it.
+    for name in ("train/rollouts_paused", "accounts/paused_tokens", "train/age_max"):
+        assert max(step[name] for step in run.steps) > 0
+    assert any(0 < step.get("train/stale_tokens", 0) < step["response_length/mean"] * 32 for step in run.steps)
     for life in (before.run, run):
         assert len(answered(life)) == len(set(answered(life)))
         assert any("rollout/weights_gap" in step for step in life.steps)
         for step in life.steps:  # of an adapter that moves: an update is larger than what rounding explains
             assert step.get("rollout/weights_gap", 0.0) < 1e-5
             assert step["actor/grad_norm"] > 0
-    after = [trained_groups(tmp_path / "rollouts", step) for step in (saved + 1, saved + 2)]
+    after = [trained_groups(tmp_path / "rollouts", step) for step in range(saved + 1, saved + 5)]
     assert_none_twice(*before.trained.values(), *after)
+    for groups in after:
+        assert_full_of_signal(groups)
+
+
+def unfinished_rows(checkpoint: Path) -> list[Any]:
+    """Every rollout that was unfinished and had been answered something."""
+    return [row for folder in checkpoint.rglob("unfinished") for row in load_rows(folder)]

@@ -12,34 +12,25 @@ from run_files import json_lines
 
 from .agent import answered, with_agent
 from .conftest import Launch, Task
-from .killed import assert_none_twice, dumped_every_step, killed, trained_groups
+from .killed import assert_none_twice, killed, trained_groups
+from .paused import of_all_lengths
 from .test_agents import LORA
-from .test_partial import REWARD, untaught
-from .test_trainer import FILTER, assert_accounts_sum, assert_full_of_signal
+from .test_trainer import assert_accounts_sum, assert_full_of_signal
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.runs(2)]
 
 
 def overrides(task: Task, folder: Path) -> list[str]:
-    reward = folder / "reward.py"
-    reward.write_text(REWARD)
     return [
         "trainer.v1.trainer_mode=goldilocks_async",
-        FILTER,
-        "algorithm.filter_groups.metric=acc",
-        "+algorithm.filter_groups.max_carry_steps=4",
+        *of_all_lengths(task, folder),
         "actor_rollout_ref.rollout.nnodes=1",
         "actor_rollout_ref.rollout.checkpoint_engine.backend=ray",
         "ray_kwargs.ray_init.num_gpus=2",
-        f"actor_rollout_ref.model.path={untaught(task, folder / 'model')}",
         "data.gen_batch_size=16",
-        "data.max_response_length=100",
-        f"reward.custom_reward_function.path={reward}",
-        "reward.custom_reward_function.name=by_hash",
         *LORA,
         "trainer.test_freq=1000",
         f"trainer.validation_data_dir={folder / 'val'}",
-        *dumped_every_step(folder),
     ]
 
 

@@ -95,6 +95,7 @@ def test_the_second_example_trains_a_critic_and_validates_with_its_own_reward(la
     assert run.steps[-1]["val-core/addition/acc/mean@1"] == 7  # which no training prompt can earn
 
 
+@pytest.mark.slow
 def test_the_guides_line_for_adaptive_rollouts_on_two_ranks_judged_by_the_final_reward(
     launch: Launch, dump: Path, tmp_path: Path
 ) -> None:

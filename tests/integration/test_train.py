@@ -156,23 +156,18 @@ def test_a_prompt_that_is_too_long_is_one_message_before_a_worker_starts(train):
     assert done.err.count("\n") == 2
 
 
-@pytest.mark.parametrize(
-    ("mode", "body", "patience", "message"),
-    [
-        ("sync", "raise LookupError('the answer sheet is missing')", 300, "LookupError: the answer sheet is missing"),
-        # minutes in which its interpreter does nothing else
-        pytest.param("goldilocks", "7 ** 10**9", 5, "did not return within 5 s", marks=pytest.mark.slow),
-    ],
-)
-def test_a_reward_function_that_raises_or_hangs_ends_the_run_with_the_reason(
-    train, tmp_path, mode, body, patience, message
-):
+RAISES = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    raise LookupError("the answer sheet is missing")
+"""
+
+
+def test_a_reward_function_that_raises_ends_the_run_with_the_reason_on_verls_own_trainer_too(train, tmp_path):
     path = tmp_path / "reward.py"
-    path.write_text(f"def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    {body}\n")
-    words = [f"reward.custom_reward_function.path={path}", f"trainer.v1.trainer_mode={mode}"]
-    done = train(*words, "--reward-timeout", str(patience))
+    path.write_text(RAISES)
+    done = train(f"reward.custom_reward_function.path={path}", "trainer.v1.trainer_mode=sync")
     assert done.status == 1, done.log
-    assert message in done.err, done.err + done.log
+    assert "LookupError: the answer sheet is missing" in done.err, done.err + done.log
 
 
 def test_doctor_finds_the_plugin_in_a_ray_worker(tmp_path):

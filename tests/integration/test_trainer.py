@@ -158,6 +158,7 @@ def test_carried_groups_are_trained_against_the_policy_that_wrote_them(launch: L
     assert_accounts_sum(run)
 
 
+@pytest.mark.slow
 def test_the_batch_filter_rejects_inside_the_loop_and_the_batch_is_full(launch: Launch, tmp_path: Path) -> None:
     dumps = tmp_path / "rollouts"
     run = launch(
@@ -217,6 +218,7 @@ def test_ppo_with_a_critic_filters_on_the_reward_after_the_kl_penalty_and_fills_
     assert_accounts_sum(run)
 
 
+@pytest.mark.slow
 @pytest.mark.runs(2)
 def test_data_without_signal_end_the_run_in_the_documented_words_and_it_goes_on_to_the_end_of_its_epoch(
     launch: Launch, task: Task, tmp_path: Path

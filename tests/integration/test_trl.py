@@ -256,12 +256,6 @@ def test_a_recipe_runs_on_trl(tmp_path: Path) -> None:
     assert "val-core/eval/acc/mean@1" in lines[-1]["data"]
 
 
-def test_a_recipe_validates_before_training_alone_if_that_is_all_it_asks_for(tmp_path: Path) -> None:
-    words = ["trainer.total_training_steps=1", "trainer.test_freq=-1", "trainer.val_before_train=true"]
-    lines = recipe_on_trl(tmp_path, "grpo", *words)
-    assert [line["step"] for line in lines if "val-core/eval/acc/mean@1" in line["data"]] == [0]
-
-
 HANGS_ONCE = """
 from pathlib import Path
 

@@ -13,10 +13,9 @@ pytest.importorskip("trl")
 
 OLDEST = "1.14.0"
 TESTS = Path(__file__).parents[1]
-IN_PROCESS = ("test_trl.py", "test_trl_engine.py")
-SAME = [TESTS / "unit" / "trl", *(TESTS / "integration" / name for name in IN_PROCESS)]
+SAME = [TESTS / "unit" / "trl", TESTS / "integration" / "test_trl.py"]
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.runs(4), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.runs(3), pytest.mark.timeout(1800)]
 
 
 def run(*words: str | Path, first: Path) -> subprocess.CompletedProcess[str]:

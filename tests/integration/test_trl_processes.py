@@ -41,10 +41,7 @@ JUDGED = {
     "per_device_eval_batch_size": 4,
 }
 DECIDED = {
-    "sections": {
-        "filter_groups": {"enable": True},
-        "adaptive_rollout": ADAPTIVE,
-    },
+    "sections": {"filter_groups": {"enable": True}, "adaptive_rollout": ADAPTIVE},
     "per_device_train_batch_size": 8,
     "num_iterations": 2,
     "max_steps": 4,

@@ -8,7 +8,6 @@ import functools
 import gc
 import importlib.metadata
 import inspect
-import logging
 import os
 import pickle
 from collections.abc import Callable, Iterator
@@ -17,12 +16,11 @@ from typing import Any
 
 import pytest
 import yaml
-from _pytest.logging import catching_logs
 from hydra import version
 from hydra._internal import config_loader_impl as hydra
 from hydra._internal import defaults_list
 from hydra._internal.defaults_list import DefaultsList, Overrides
-from omegaconf import DictConfig, OmegaConf, _utils, base, flag_override
+from omegaconf import OmegaConf, _utils, base, flag_override
 
 from goldilocks.cli import main
 from goldilocks.config import recipes
@@ -59,23 +57,6 @@ gc.disable()  # importing verl and its company makes a million objects, all of w
 importlib.metadata.packages_distributions = functools.cache(importlib.metadata.packages_distributions)
 
 
-def _of_root_alone(self: Any) -> Any:
-    """As pytest before 9.2, which now looks for loggers that hand nothing on among a thousand, six times a test. Those
-    it finds are of torch and others, which print by themselves."""
-    root = logging.getLogger()
-    root.addHandler(self.handler)
-    self.attached_loggers.append(root)
-    if self.level is not None:
-        self.handler.setLevel(self.level)
-        self.orig_level = root.level
-        root.setLevel(min(self.orig_level, self.level))
-    return self.handler
-
-
-if "attached_loggers" in catching_logs.__slots__:
-    catching_logs.__enter__ = _of_root_alone  # type: ignore[method-assign]
-
-
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(500_000, 20, 20)
@@ -108,19 +89,6 @@ def _nothing_is_parsed_twice() -> Iterator[None]:
         for module in (base, _utils):
             patched.setattr(module, "parse", parse)
         patched.setattr(recipes, "yaml", recipe)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _whole_configs_are_copied_by_pickle() -> Iterator[None]:
-    """Four times as fast as by ``copy.deepcopy``, which a part of a config still needs: it keeps its parent."""
-    deepcopy = DictConfig.__deepcopy__
-
-    def copied(self: DictConfig, memo: dict[int, Any]) -> DictConfig:
-        return deepcopy(self, memo) if self._get_parent() is not None else pickle.loads(pickle.dumps(self))
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(DictConfig, "__deepcopy__", copied)
         yield
 
 

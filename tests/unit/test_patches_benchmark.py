@@ -42,11 +42,6 @@ def test_the_lengths_of_a_group_have_the_mean_that_was_asked_for() -> None:
     assert (spread[0], spread[-1], sum(spread) / 8) == (75, 525, 300)
 
 
-def test_a_name_that_is_no_switch_is_refused() -> None:
-    with pytest.raises(SystemExit, match="quicker"):
-        patches.switched_off("messages+quicker")
-
-
 async def test_a_worker_finds_the_switches_of_what_is_no_patch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -37,18 +36,6 @@ def test_a_circle_is_found_unless_a_function_closes_it(tree: Path) -> None:
     assert shape.circle(shape.working_tree(tree)) == []
     longer.write_text("import pack.short\n")
     assert set(shape.circle(shape.working_tree(tree))) == {"pack.short", "pack.longer"}
-
-
-def test_another_revision_stands_beside_the_working_tree(tree: Path) -> None:
-    commit = ("-c", "user.name=n", "-c", "user.email=e", "commit", "-qm", "first")
-    for words in (("init", "-q"), ("add", "."), commit):
-        subprocess.run(["git", *words], cwd=tree, check=True)
-    (tree / "src" / "pack" / "longer.py").unlink()
-    now, before = shape.files_here(tree), shape.files_of("HEAD", tree)
-    assert (len(now), len(before)) == (2, 3)
-    lines = list(shape.report(now, before))
-    assert "|" in next(line for line in lines if line.startswith("pack "))
-    assert "2 | 3" in " ".join(next(line for line in lines if line.startswith("files of src ")).split())
 
 
 PATCHES = """

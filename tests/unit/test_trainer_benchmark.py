@@ -63,9 +63,3 @@ def test_an_arm_that_is_kept_is_there_after_a_restart(tmp_path: Path) -> None:
     assert trainer.Kept(file, {"groups": 4}).arms == {"verl sync": found}
     with pytest.raises(SystemExit, match="expected a file of"):
         trainer.Kept(file, {"groups": 8})
-
-
-def test_every_arm_has_settings_of_its_own() -> None:
-    arms = trainer.arms([0.5, 0.2])
-    assert len({arm.name for arm in arms}) == len({arm.folder for arm in arms}) == 8
-    assert len({tuple(arm.words(16)) for arm in arms}) == 5

@@ -63,6 +63,7 @@ def test_paused_rollouts_go_on_and_each_token_keeps_its_log_prob_and_its_version
         assert step["train/informative_groups"] == 2
     assert max(step["train/rollouts_paused"] for step in logged.values()) > 0
     assert max(step.get("train/stale_tokens", 0) for step in logged.values()) > 0
+    assert 0 < logged[STEPS]["aborts/tokens"] < LONGEST * logged[STEPS]["aborts/ended"]  # inside the engine
     assert logged[STEPS]["accounts/rejected_rollouts"] > 0
 
     checkpoints = [run / "checkpoints" / f"global_step_{step}" for step in range(1, STEPS + 1)]

@@ -24,7 +24,7 @@ from goldilocks.verl.store import load_rows
 from .conftest import Train, kill_after_a_step, steps
 from .pictures_task import make_task, pixels
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.integration, pytest.mark.runs(2), pytest.mark.timeout(2400)]
 
 MEAN, LONGEST = 64, 2048  # tokens of an answer that ends by itself, and of one that does not
 

@@ -49,13 +49,9 @@ config = TrainerConfig(
     actor_rollout_ref=ActorRolloutRefConfig(
         model={"path": model},
         rollout=RolloutConfig(
-            n=5,  # Sample 5 responses per prompt
+            n=5  # Sample 5 responses per prompt
         ),
-        actor=ActorConfig(
-            use_kl_loss=True,
-            kl_loss_coef=0.001,
-            ppo_mini_batch_size=2,
-        ),
+        actor=ActorConfig(use_kl_loss=True, kl_loss_coef=0.001, ppo_mini_batch_size=2),
     ),
     trainer=PPOTrainerConfig(
         critic_warmup=0,  # GRPO doesn't use critic

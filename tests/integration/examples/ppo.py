@@ -38,16 +38,11 @@ config = TrainerConfig(
             max_num_gen_batches=5,
         ),
     ),
-    data=DataConfig(
-        gen_batch_size=16,
-        train_batch_size=4,
-        max_prompt_length=16,
-        max_response_length=8,
-    ),
+    data=DataConfig(gen_batch_size=16, train_batch_size=4, max_prompt_length=16, max_response_length=8),
     actor_rollout_ref=ActorRolloutRefConfig(
         model={"path": model},
         rollout=RolloutConfig(
-            n=4,  # Sample 4 responses per prompt
+            n=4  # Sample 4 responses per prompt
         ),
         actor=ActorConfig(ppo_mini_batch_size=4),
     ),

@@ -6,7 +6,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from builders import settings
 from omegaconf import OmegaConf
@@ -262,12 +261,6 @@ def test_the_belief_of_each_value_that_is_validated_by_is_logged_with_strata_by_
 def test_a_prior_that_is_not_known_is_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         settings(*overrides)
-
-
-def test_an_oracle_has_a_name_for_the_rate_of_each_level() -> None:
-    beliefs = settings(*ORACLE).beliefs(ListSource(["a", "b"], columns={"level": [1, 2]}))
-    beliefs.tell({"val/level/2/acc": 0.25})
-    assert beliefs.pass_rate(np.array([1]))[0] == pytest.approx(0.25)
 
 
 def test_a_column_that_is_not_there_is_named_with_those_that_are() -> None:

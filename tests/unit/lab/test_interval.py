@@ -24,10 +24,6 @@ def test_the_quantiles_are_those_of_the_printed_tables(confidence, freedom, t):
     assert t_quantile(confidence, freedom) == pytest.approx(t, rel=1e-8)
 
 
-def test_seeds_that_agree_leave_no_doubt():
-    assert Interval.of([0.25, 0.25, 0.25]) == Interval(0.25, 0.0)
-
-
 @settings(max_examples=50)
 @given(st.floats(0, 50), st.integers(1, 60))
 def test_the_mass_is_a_probability_that_grows_with_t(t, freedom):

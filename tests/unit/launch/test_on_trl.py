@@ -118,7 +118,6 @@ def arguments(*words: str) -> dict[str, Any]:
         ([f"{ACTOR}.policy_loss.loss_mode=gspo"], {"delta": None, "importance_sampling_level": "sequence"}),
         ([f"{ACTOR}.optim.clip_grad=0.3"], {"max_grad_norm": 0.3}),
         ([f"{ACTOR}.optim.betas=[0.8,0.9]"], {"adam_beta1": 0.8, "adam_beta2": 0.9}),
-        ([f"{ACTOR}.optim.lr_warmup_steps=5"], {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 5}),
         (
             [f"{ACTOR}.optim.lr_warmup_steps=5", f"{ACTOR}.ppo_epochs=2"],  # a step of verl's is two updates
             {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 10},
@@ -126,14 +125,6 @@ def arguments(*words: str) -> dict[str, Any]:
         (
             [f"{ACTOR}.optim.lr_warmup_steps_ratio=0.1", "trainer.total_training_steps=40"],
             {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 4},
-        ),
-        (
-            [f"{ACTOR}.optim.lr_scheduler_type=cosine", f"{ACTOR}.optim.min_lr_ratio=0.1"],
-            {
-                "lr_scheduler_type": "cosine_with_min_lr",
-                "warmup_steps": 0,
-                "lr_scheduler_kwargs": {"min_lr_rate": 0.1, "num_cycles": 0.5},
-            },
         ),
         (["trainer.test_freq=-1"], {"eval_on_start": True, "eval_strategy": "no"}),  # before training alone
         (["data.shuffle=false"], {"shuffle_dataset": False}),

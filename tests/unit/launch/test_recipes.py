@@ -115,13 +115,7 @@ def printed(command: list[str], folder: Path, first_on_the_path: Path) -> str:
     """What a script prints that finds ``goldilocks`` in this folder."""
     path = f"{first_on_the_path}:{os.environ['PATH']}"
     done = subprocess.run(
-        command,
-        cwd=folder,
-        env={**os.environ, "PATH": path},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+        command, cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,7 +19,7 @@ from run_files import write_task
 from goldilocks.cli import main
 from goldilocks.config.recipes import choose, compose_config, names, quoted
 from goldilocks.launch.preflight import check_paths
-from goldilocks.launch.train import prepared
+from goldilocks.launch.train import explain, prepared
 from goldilocks.runs.costs import Progress, clock
 from goldilocks.runs.files import RunDir
 from goldilocks.runs.history import validation_accuracy
@@ -68,7 +70,6 @@ def test_every_task_composes_on_a_gpu(task):
         (["batch_filter.gate_always=true"], "not accepted: for library calls alone: a trainer judges every group"),
         (["trainer.save_freq=[1"], "no viable alternative"),
         (["actor_rollout_ref.model.path=/no/such/model"], "actor_rollout_ref.model.path='/no/such/model' is not"),
-        (["goldilocks.prior=oracle"], "goldilocks.prior='oracle' is not accepted: flat or strata"),
         (["goldilocks.budget.rollouts=0"], "goldilocks.budget.rollouts=0 is not accepted: a number above 0"),
         (["goldilocks.budget.rollouts=9", "trainer.use_v1=false"], "needs trainer.use_v1=True"),
         (["trainer=trl", "data.train_batch_size=4"], "ppo_mini_batch_size=32 is not accepted: a divisor of 4"),
@@ -144,6 +145,15 @@ def test_where_the_user_hides_the_gpus_ray_still_counts_a_device_for_each_rank(t
         assert launch.env["CUDA_VISIBLE_DEVICES"] == "-1,-1"
 
 
+def test_the_time_limit_of_a_reward_function_reaches_what_verl_calls(tmp_path, monkeypatch):
+    """In the place of Python stands a program that ends at once."""
+    monkeypatch.setattr("sys.executable", "/bin/true")
+    words = ["--reward-timeout", "5", "trainer.total_training_steps=2", "--runs", str(tmp_path), "--name", "run"]
+    assert main(["train", *words]) == 0
+    reward = OmegaConf.load(tmp_path / "run/config.yaml").reward.custom_reward_function
+    assert json.loads(reward.reward_kwargs.packed)[2] == 5.0
+
+
 def test_a_name_on_the_hub_is_taken_for_a_model():
     check_paths(compose("actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B"))
 
@@ -189,10 +199,7 @@ def test_a_run_goes_on_with_its_own_recipe_alone(tmp_path, refused):
     with prepared(choose(["grpo"], "cpu"), runs, "one"):
         pass
     changed = "algorithm.filter_groups.enable False → True"
-    for words, named in (
-        (["trainer=trl"], "grpo task=arithmetic trainer=trl ("),
-        (["dapo"], "dapo task=arithmetic ("),
-    ):
+    for words, named in ((["trainer=trl"], "grpo task=arithmetic trainer=trl ("), (["dapo"], "dapo task=arithmetic (")):
         said = refused(["train", *words, "--runs", str(runs), "--name", "one"])
         there = f"another name: {runs.resolve()}/one is a run of grpo task=arithmetic, and this is {named}"
         assert f"--name='one' is not accepted: {there}" in said
@@ -275,3 +282,39 @@ def test_the_last_step_is_shown_also_where_the_run_ends_between_two_looks_at_it(
     monkeypatch.setattr("sys.executable", str(quick))
     assert main(["train", "trainer.total_training_steps=2", "--runs", str(tmp_path), "--name", "run"]) == 0
     assert "step 2/2 · reward 0.50" in capsys.readouterr().out
+
+
+# -- why a run ended ---------------------------------------------------------------------------------------------------
+
+
+def test_what_was_written_for_the_user_is_said_as_it_is(tmp_path: Path) -> None:
+    assert explain(ValueError("data.seed='x' is not accepted:\n a number"), RunDir(tmp_path)) == (
+        "data.seed='x' is not accepted: a number"
+    )
+
+
+def test_any_other_error_has_its_type_and_its_place(tmp_path: Path) -> None:
+    try:
+        raise LookupError("no such answer")
+    except LookupError as error:
+        said = explain(error, RunDir(tmp_path))
+    assert said.startswith("LookupError: no such answer")
+    assert "test_train_cli.py" in said
+
+
+def test_a_full_disk_is_said_whatever_torch_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=3 << 20))
+    said = explain(RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos"), RunDir(tmp_path))
+    assert said.startswith(f"the disk of {tmp_path} is full (3 MiB left): RuntimeError: [enforce fail")
+
+
+def test_the_disk_is_said_to_be_full_also_where_the_driver_had_no_room_to_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDir(tmp_path)
+    assert run.failure(9) == "the driver ended with status 9"
+    run.reason.write_text("")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    assert run.failure(1) == f"the disk of {tmp_path} is full (0 MiB left)"
+    run.reason.write_text("data.seed='x' is not accepted")
+    assert run.failure(1) == "data.seed='x' is not accepted"

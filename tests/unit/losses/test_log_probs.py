@@ -1,4 +1,4 @@
-"""The guard for old weights, on gaps that are made up and on a tiny policy whose engine has yesterday's weights."""
+"""The guard for old weights, on gaps that are made up."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from unit.engine.models import drain
 
-from goldilocks.engine import Engine, SamplingParams
 from goldilocks.losses.log_probs import FP32, GROWTH, HALF, StaleWeights, WeightsGuard, gap_sums, mean_gap
-from goldilocks.tasks.tiny_model import build, character_tokenizer
 
 CPU = torch.device("cpu")
 
@@ -100,40 +97,3 @@ def test_only_the_tokens_marked_count() -> None:
     assert gap_sums(trained, sampled, fresh).tolist() == [0.5, 2.0]
     assert mean_gap([0.5, 2.0]) == 0.25
     assert mean_gap([0.0, 0.0]) is None
-
-
-@pytest.mark.parametrize("late", [0, 1], ids=["the newest weights", "yesterday's weights"])
-def test_an_engine_with_yesterdays_weights_is_seen_at_its_second_update(late: int) -> None:
-    """The engine is given the weights of the last update, or those of the update before it."""
-    policy = build(character_tokenizer(), seed=0)
-    engine = Engine(
-        build(character_tokenizer(), seed=0).eval(), slots=8, max_length=32, eos_ids=(), pad_id=0, device=CPU
-    )
-    optimizer = torch.optim.SGD(policy.parameters(), lr=0.5)
-    guard = WeightsGuard("error", exact=True)
-    sent: list[dict[str, torch.Tensor]] = []
-    spoke = None
-    for update in range(4):
-        sent.append({name: value.clone() for name, value in policy.state_dict().items()})
-        engine.load_weights(sent[max(0, update - late)].items())
-        tokens, sampled = rollouts(engine, update)
-        own = policy(tokens).logits[:, 3:-1].log_softmax(-1).gather(2, tokens[:, 4:, None])[..., 0]
-        everything = torch.ones_like(sampled, dtype=torch.bool)
-        try:
-            guard.observe(mean_gap(gap_sums(own.detach(), sampled, everything).tolist()))
-        except StaleWeights:
-            spoke = update
-            break
-        (-own.mean()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert spoke == (2 if late else None)  # the first update's weights are the right ones either way
-
-
-def rollouts(engine: Engine, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    prompt = [3, 4, 5, 6]
-    for number in range(8):
-        engine.submit(str(number), prompt, SamplingParams(max_tokens=8, seed=100 * seed + number))
-    found = drain(engine).values()
-    tokens = torch.tensor([[*prompt, *one.token_ids] for one in found])
-    return tokens, torch.tensor([one.log_probs for one in found])

@@ -12,14 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
-from tensordict import TensorDict
 from torch import Tensor
 from verl.trainer.ppo import core_algos
-from verl.utils import tensordict_utils
-from verl.utils.metric import Metric, reduce_metrics
-from verl.utils.py_functional import append_to_dict, rename_dict
 from verl.workers.config import ActorConfig
-from verl.workers.utils.losses import ppo_loss
 
 from goldilocks.config.recipes import read_recipe
 from goldilocks.losses.log_probs import behaviour_log_probs
@@ -238,39 +233,3 @@ def test_a_null_range_falls_back_to_clip_ratio_as_verls_loss_does() -> None:
     _, explicit = call(batch(1, step=0.5), actor(0.2, 0.2))
     assert metrics == explicit
     assert metrics["actor/pg_clipfrac"] > 0
-
-
-def through_the_actor(rows: dict[str, Tensor], config: ActorConfig) -> dict[str, Any]:
-    """The metrics of verl's `ppo_loss` for a micro-batch as an engine calls it: one-token prompts, log-probs flat."""
-    count, width = rows["log_prob"].shape
-    fields = {name: rows[name] for name in ("response_mask", "advantages")}
-    data = TensorDict(
-        {
-            **fields,
-            "old_log_probs": rows["old_log_prob"],
-            "prompts": torch.zeros(count, 1, dtype=torch.long),
-            "responses": torch.zeros(count, width, dtype=torch.long),
-            "attention_mask": torch.ones(count, width + 1, dtype=torch.long),
-        },
-        batch_size=count,
-    )
-    tensordict_utils.assign_non_tensor(data, dp_size=2, batch_num_tokens=100, global_batch_size=24)
-    log_probs = torch.cat([rows["log_prob"], torch.zeros(count, 1)], dim=1).flatten()
-    metrics: dict[str, Any] = ppo_loss(config, {"log_probs": log_probs}, data)[1]
-    return metrics
-
-
-def test_the_names_are_logged_as_they_are_averaged_over_micro_batches_and_ranks() -> None:
-    """The road of a metric: `ppo_loss` → micro-batches of a rank → ranks → mini-batches → the logger."""
-    config = actor(policy_loss={"loss_mode": "gspo"}, loss_agg_mode="seq-mean-token-mean")
-    per_rank: list[dict[str, Any]] = [{}, {}]
-    for rank, collected in enumerate(per_rank):
-        for micro in range(3):
-            append_to_dict(collected, through_the_actor(batch(10 * rank + micro), config))
-    mini_batch = {name: Metric.aggregate_dp([rank[name] for rank in per_rank]) for name in per_rank[0]}
-    metrics: dict[str, Any] = {}
-    append_to_dict(metrics, mini_batch)
-    logged = reduce_metrics(rename_dict(metrics, "actor/"))
-    singles = [call(batch(10 * rank + micro), actor())[1] for rank in range(2) for micro in range(3)]
-    for name in (*SHARES, *SPREAD):
-        assert logged[name] == pytest.approx(sum(single[name] for single in singles) / 6)

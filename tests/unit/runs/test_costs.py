@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from goldilocks.runs.costs import Progress, hint, spending, updates_per_line
+from goldilocks.runs.costs import Progress, closing, hint, spending, updates_per_line
 from goldilocks.runs.history import History
 
 
@@ -105,7 +105,11 @@ def test_the_summary_and_the_report_count_the_same_rollouts_and_tokens(records: 
     assert ("tokens", f"{progress.tokens:,} generated") in progress.summary(elapsed=4)
 
 
-def test_tokens_are_those_generated_and_not_those_trained_with_their_prompts() -> None:
-    progress = Progress(total_steps=2, rollouts_per_step=32)
-    progress.add({"step": 1, "data": {"critic/score/mean": 0.5, **COLLECTED}})
-    assert (progress.rollouts, progress.tokens) == (80, 1_234)
+def test_the_closing_line_says_what_uniform_sampling_needs_where_that_is_known() -> None:
+    counted = {f"accounts/{name}_rollouts": count for name, count in (("generated", 2_000), ("trained", 500))}
+    assert closing(counted) == "2,000 generated, 500 trained (25%)"
+    estimated = {"selector/uniform_rollouts": 9_000.4, "selector/informative_groups": 60}
+    uniform = "; uniform sampling would need about 9,000 for the same 60 informative groups"
+    assert closing({**counted, **estimated, "accounts/filtered_rollouts": 300}).endswith(
+        f"300 in dropped groups{uniform}"
+    )

@@ -54,23 +54,11 @@ def test_tensorboard_has_a_layout_in_which_what_is_logged_has_a_chart(events: An
 
 
 def test_a_run_without_a_directory_of_ours_has_no_report_to_name(tmp_path: Path) -> None:
-    class Writer:
-        said: tuple[str, ...] = ()
-
-        def add_custom_scalars(self, layout: dict[str, Any]) -> None:
-            self.said += tuple(layout)
-
-        def add_text(self, tag: str, text: str) -> None:
-            raise AssertionError(text)
-
-        def flush(self) -> None:
-            pass
-
-    class Adapter:
-        writer = Writer()
-
-    show_grouped({"tensorboard": Adapter(), "console": object()}, str(tmp_path / "checkpoints"))
-    assert Adapter.writer.said == tuple(CHARTS)
+    said: list[str] = []
+    no_text = {"add_text": lambda tag, text: pytest.fail(text), "flush": lambda: None}
+    adapter = SimpleNamespace(writer=SimpleNamespace(add_custom_scalars=said.extend, **no_text))
+    show_grouped({"tensorboard": adapter, "console": object()}, str(tmp_path / "checkpoints"))
+    assert said == list(CHARTS)
 
 
 def test_every_chart_and_every_family_shows_a_metric_that_there_is() -> None:

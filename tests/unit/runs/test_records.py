@@ -10,13 +10,7 @@ from typing import Any
 import pytest
 from run_files import write_records
 
-from goldilocks.runs.records import (
-    columns_of,
-    group_uid,
-    read_dumps,
-    read_records,
-    whole_rollouts,
-)
+from goldilocks.runs.records import columns_of, group_uid, read_dumps, read_records, whole_rollouts
 from goldilocks.types import row_key, split_row_key
 
 ROWS = [

@@ -1,23 +1,25 @@
-"""The guard for old weights on TRL: which log-probs are compared, and when a gap is judged; validations of a budget."""
+"""What is compared by the guard for old weights on TRL, when a budget is validated, and what TRL's checkpoint lacks."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import trl_world as world
+from builders import plain_collector
 from torch import nn
 from transformers import Qwen2Config, Qwen3MoeConfig, Qwen3VLMoeConfig
 
 from goldilocks.core import Accounts
 from goldilocks.core.limits import Budget
-from goldilocks.drive.driver import Meter
-from goldilocks.trl.collection import Processes
-from goldilocks.trl.on_disk import BudgetCallback, is_comparable, is_exact, trainers_log_probs
-from goldilocks.trl.rows import LOG_PROBS
+from goldilocks.drive.backend import Rounds
+from goldilocks.drive.driver import Driver, Meter
+from goldilocks.trl.collection import Collection, Processes
+from goldilocks.trl.on_disk import BudgetCallback, Saved, is_comparable, is_exact, trainers_log_probs
+from goldilocks.trl.rows import LOG_PROBS, CompletionRows
 
 NAN = torch.nan
 NOW = torch.tensor([[-1.0, -2.0], [-1.0, -2.0], [-1.0, -2.0]])
@@ -104,3 +106,46 @@ def test_only_fp32_on_both_sides_is_exact() -> None:
 def test_another_word_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"goldilocks\.on_stale_weights='stop' is not accepted: one of warn, error"):
         world.trainer(tmp_path, sections={"goldilocks": {"on_stale_weights": "stop"}, "engine_slots": 8})
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------------
+
+
+CPU = torch.device("cpu")
+
+
+def saved(processes: int) -> Saved:
+    """Return the first process's of so many; what it decides reaches nobody."""
+    rows, nothing, alone, several = CompletionRows(), cast("Any", None), first_of(1), first_of(processes)
+    collection = Collection(nothing, rows, alone, nothing, keeps=True, seed=1)
+    collection.driver = Driver(plain_collector(), Rounds(lambda _: ()), rows)
+    return Saved(collection, several)
+
+
+def first_of(processes: int) -> Processes:
+    return Processes(SimpleNamespace(num_processes=processes, process_index=0))
+
+
+def test_a_batch_that_is_only_partly_trained_goes_on(tmp_path: Path) -> None:
+    saved(1).write(tmp_path, 3, [{"advantages": torch.ones(2)}])
+    step, batch = saved(1).read(tmp_path, CPU)
+    assert step == 3
+    assert batch is not None
+    assert torch.equal(batch[0]["advantages"], torch.ones(2))
+
+
+def test_with_another_number_of_processes_a_new_batch_is_generated(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process has its own part of the batch only: half of it would be trained as if it were all."""
+    saved(2).write(tmp_path, 3, [{"advantages": torch.ones(2)}])
+    assert saved(1).read(tmp_path, CPU) == (0, None)
+    assert "written by 2 processes, and this run has 1" in caplog.text
+
+
+def test_between_two_batches_the_number_of_processes_does_not_matter(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved(2).write(tmp_path, 4, None)
+    assert saved(1).read(tmp_path, CPU) == (4, None)
+    assert not caplog.text

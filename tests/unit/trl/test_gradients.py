@@ -72,11 +72,7 @@ def micro_batch(drawn: list[tuple[CompletionRow, float]], older: bool) -> dict[s
     if not older:
         del columns[LOG_PROBS]
     tokens = columns["completion_mask"].sum().clamp(min=1)  # a batch has some, though of this part all may be silent
-    return {
-        **columns,
-        "advantages": torch.tensor([advantage for _, advantage in drawn]),
-        "num_items_in_batch": tokens,
-    }
+    return {**columns, "advantages": torch.tensor([advantage for _, advantage in drawn]), "num_items_in_batch": tokens}
 
 
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])

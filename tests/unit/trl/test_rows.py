@@ -1,14 +1,17 @@
-"""Rows are taken out of TRL's padded tensors and put together again without a loss."""
+"""Rows are taken out of TRL's padded tensors and put together again without a loss, their images too."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
+from datasets import Dataset, Features, Image, Value
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image as Picture
 
-from goldilocks.trl.rows import CompletionRow, CompletionRows, join_rows, split_rows
+from goldilocks.trl.rows import CompletionRow, CompletionRows, DatasetPrompts, join_rows, split_rows, texts_alone
 from goldilocks.types import Rollout
 
 PAD = 9
@@ -82,3 +85,82 @@ def test_a_store_comes_back_from_disk_as_it_was(tmp_path: Path) -> None:
         assert again[place].completion == "four"
         for name, tensor in store[place].tensors.items():
             torch.testing.assert_close(again[place].tensors[name], tensor)
+
+
+# -- images ------------------------------------------------------------------------------------------------------------
+
+
+def batch(counts: list[int], **more: Any) -> dict[str, Any]:
+    """Return a batch as TRL makes it: prompts of two and completions of one to three tokens."""
+    rows = len(counts)
+    lengths = [1 + place % 3 for place in range(rows)]
+    mask = torch.tensor([[1] * length + [0] * (max(lengths) - length) for length in lengths])
+    return {
+        "prompt_ids": torch.arange(2 * rows).view(rows, 2) % 9,
+        "prompt_mask": torch.ones(rows, 2, dtype=torch.long),
+        "completion_ids": torch.where(mask.bool(), torch.full_like(mask, 5), PAD),
+        "completion_mask": mask,
+        "num_images": counts,
+        **more,
+    }
+
+
+def again(made: dict[str, Any]) -> dict[str, Any]:
+    """Split a batch into rows and join them."""
+    ids = [
+        row[: int(mask.sum())].tolist()
+        for row, mask in zip(made["completion_ids"], made["completion_mask"], strict=True)
+    ]
+    return join_rows([CompletionRow(one, (1.0,), "", "") for one in split_rows(made, ids)], PAD, None)
+
+
+def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one.keys() == other.keys()
+    for name, value in other.items():
+        assert torch.equal(torch.as_tensor(one[name]), torch.as_tensor(value)), name
+
+
+def test_patches_of_grids_follow_their_rows() -> None:
+    """Qwen2-VL: an image has as many patches as its grid, and the tokens of images are marked."""
+    grids = torch.tensor([[1, 2, 2], [1, 2, 4], [1, 4, 2]])
+    marks = torch.tensor([[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0]])
+    made = batch([1, 2, 0], image_grid_thw=grids, pixel_values=torch.rand(20, 3), mm_token_type_ids=marks)
+    assert_same(again(made), made)
+
+
+def test_one_row_for_each_image_and_one_row_for_each_prompt() -> None:
+    """LLaVA has the first, Idefics the second."""
+    flat = batch([1, 2, 1], pixel_values=torch.rand(4, 3, 2, 2))
+    assert_same(again(flat), flat)
+    padded = batch([1, 2, 2], pixel_values=torch.rand(3, 2, 3, 4, 4), pixel_attention_mask=torch.ones(3, 2, 4, 4))
+    assert_same(again(padded), padded)
+
+
+def test_rows_of_rounds_with_other_images_and_with_none_make_one_batch() -> None:
+    first = batch([1, 1], pixel_values=torch.rand(2, 1, 3, 4, 4))
+    second = batch([2, 2], pixel_values=torch.rand(2, 2, 3, 2, 2))
+    ids = [[5], [5, 5]]
+    rows = [CompletionRow(one, (1.0,), "", "") for made in (first, second) for one in split_rows(made, ids)]
+    assert join_rows(rows, PAD, None)["pixel_values"].shape == (4, 2, 3, 4, 4)
+    plain = {name: value for name, value in batch([0, 0]).items() if name != "num_images"}
+    llava = batch([1, 1], pixel_values=torch.rand(2, 3, 2, 2))
+    mixed = [CompletionRow(one, (1.0,), "", "") for made in (plain, llava) for one in split_rows(made, ids)]
+    columns = join_rows(mixed, PAD, None)
+    assert columns["num_images"] == [0, 0, 1, 1]
+    assert torch.equal(columns["pixel_values"], llava["pixel_values"])
+
+
+def test_prompts_that_differ_in_their_images_have_keys_of_their_own() -> None:
+    pictures = [Picture.new("RGB", (4, 4), color) for color in ("red", "blue", "red")]
+    rows = [{"prompt": "what?", "image": one} for one in pictures]
+    plain = DatasetPrompts(rows).keys().tolist()
+    assert plain[0] == plain[2] != plain[1]
+    stored = Dataset.from_list(rows, features=Features({"prompt": Value("string"), "image": Image()}))
+    keys = DatasetPrompts(stored).keys().tolist()
+    assert keys[0] == keys[2] != keys[1]
+
+
+def test_a_conversation_is_written_down_without_its_images() -> None:
+    content = [{"type": "image", "image": object()}, {"type": "text", "text": "what?"}]
+    assert texts_alone([{"role": "user", "content": content}]) == [{"role": "user", "content": "<image>what?"}]
+    assert texts_alone("what?") == "what?"

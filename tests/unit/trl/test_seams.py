@@ -56,11 +56,7 @@ def test_a_mistake_is_answered_as_in_verls_config(sections: dict[str, Any], mess
 
 
 @pytest.mark.parametrize(
-    ("dataset", "message"),
-    [
-        (iter([]), "a length and random access"),
-        ([{"question": "1+1="}], "the column 'prompt'"),
-    ],
+    ("dataset", "message"), [(iter([]), "a length and random access"), ([{"question": "1+1="}], "the column 'prompt'")]
 )
 def test_data_that_cannot_be_chosen_from_are_refused(dataset: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -107,19 +107,6 @@ def test_an_answer_that_the_judge_failed_on_does_not_count(tmp_path: Path, caplo
     assert "4 of 16 answers do not count" in caplog.text
 
 
-def test_a_column_that_the_validation_data_lack_is_named(tmp_path: Path) -> None:
-    trainer = validating(tmp_path, 4, 16, by=("level",))
-    with pytest.raises(ValueError, match=r"goldilocks\.validate_by='level' .*prompt, right"):
-        trainer.evaluate()
-
-
-def test_a_column_of_too_many_values_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("goldilocks.runs.history.MOST_VALUES", 3)
-    trainer = validating(tmp_path, 6, 8, by=("right",))
-    with pytest.raises(ValueError, match=r"goldilocks\.validate_by='right' .*at most 3 values, not 4"):
-        trainer.evaluate()
-
-
 @pytest.mark.parametrize("chosen", [{}, {"steps_per_generation": 4}], ids=["one update", "several updates of a batch"])
 def test_an_evaluation_without_a_loss_has_the_same_answers_in_batches_of_any_size(
     chosen: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -220,17 +220,6 @@ def test_many_requests_are_aborted_with_one_look_at_what_is_in_flight(
     assert len(looks) == 1
 
 
-async def test_new_weights_and_their_version_are_in_the_next_answer(model_path: Path) -> None:
-    server = _server(model_path, ignore_eos=True, load_format="dummy")
-    weights = list(reference("llama").state_dict().items())
-    for start in range(0, len(weights), 5):
-        await server.load_weights(Bucket(weights[start : start + 5]), start + 5 >= len(weights))
-    await server.set_global_steps(7)
-    output = await server.generate(PROMPT, {"temperature": 0, "logprobs": True}, "r")
-    assert output.extra_fields["global_steps"] == 7
-    assert output.token_ids == logits_after("llama", PROMPT, output.token_ids).argmax(-1).tolist()
-
-
 async def test_a_worker_sends_new_weights_and_their_version_in_one_message(
     model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit.lab.compare.arms import result
 
-from goldilocks.lab import t_quantile
 from goldilocks.lab.compare.arm import EqualCost
 from goldilocks.lab.compare.table import PARTS, Price, price
 
@@ -133,21 +130,3 @@ def test_at_its_cost_the_mean_has_the_accuracy_and_not_before(own, end):
         before = (np.inf if one.cost is None else one.cost) > COSTS
         assert (mean[before] < one.accuracy).all()
         assert one.cost is None or mean[one.cost == COSTS][0] >= one.accuracy - 1e-8
-
-
-def test_a_study_sees_the_smallest_difference_it_says_in_four_of_five():
-    from goldilocks.lab.compare.table import Clock, _against
-
-    random, seen, said = np.random.default_rng(3), 0, []
-    base = [result("grpo", [(0, 0.2), (1000, 0.6)], seed=seed) for seed in range(5)]
-    factor = (t_quantile(0.95, 4) + t_quantile(0.6, 4)) / 5**0.5
-    for _ in range(600):
-        ends = 0.6 + factor * 0.02 + random.normal(0, 0.02, 5)
-        own = [replace(one, recipe="dapo", validations=result("dapo", [(0, end), (1000, end)]).validations)
-               for one, end in zip(base, ends.tolist(), strict=True)]  # fmt: skip
-        flat = [replace(one, validations=result("grpo", [(0, 0.6), (1000, 0.6)]).validations) for one in base]
-        against = _against(own, flat, Clock(EqualCost("rollouts", 1000), tuple(range(5))))
-        seen += abs(against.difference.mean) > against.difference.half
-        said.append(against.seen)
-    assert seen / 600 == pytest.approx(0.8, abs=0.05)
-    assert np.median(said) == pytest.approx(factor * 0.02, rel=0.15)

@@ -81,12 +81,6 @@ def test_beliefs_without_texts_are_counted(dapo: Path, tmp_path: Path) -> None:
     assert any("the texts of" in text for text in run.missing)
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("of something else")
-    with pytest.raises(ValueError, match=r"RUN='.*' is not accepted: a run directory, .* with config\.yaml"):
-        read_run(tmp_path, "notes")
-
-
 def test_a_run_that_has_just_begun_is_reported(tmp_path: Path) -> None:
     (tmp_path / "rollouts").mkdir()
     run = read_run(tmp_path, "empty")

@@ -218,11 +218,6 @@ def test_a_config_that_makes_no_sense_is_refused(config: dict[str, Any], message
         EngineConfig(**config)
 
 
-def test_a_model_that_unlearns_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"improvement=-0\.1"):
-        engine(prompts(0.5), improvement=-0.1)
-
-
 def test_what_pauses_says_what_it_has_written_and_ends_as_it_would_have() -> None:
     data = prompts(0.5)
     paused, whole = engine(data, wait=0.0), engine(data, wait=0.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,6 @@ from goldilocks.lab.simulate import (
     recipe_settings,
     simulate,
 )
-from goldilocks.runs.costs import closing
 from goldilocks.types import Group, OnFull, Prompt, Rollout, signal
 
 
@@ -221,27 +219,3 @@ def test_partial_rollouts_shorten_steps_and_favour_no_length() -> None:
     (finish, mean), (partial, length) = run(Surplus()), run(Surplus(4, OnFull.PARTIAL))
     assert partial < 0.6 * finish
     assert length == pytest.approx(mean, rel=0.04)
-
-
-def test_the_closing_line_says_what_uniform_sampling_needs_for_the_same_groups() -> None:
-    """Of four runs together: each has a hundred informative explored groups, and so a tenth of noise."""
-
-    def collected(recipe: str, seed: int) -> Collector:
-        setup = Setup(rollouts=20_000, seed=seed)
-        collector = recipe_settings(recipe, setup).collector(mixture().source())
-        for _ in batches(collector, SimulatedEngine(mixture(), setup.engine, seed=seed), setup.rollouts):
-            pass
-        return collector
-
-    needed = found = 0.0
-    for seed in range(4):
-        collector = collected("thompson", seed)
-        line = closing({**collector.accounts.metrics(), **collector.selector.metrics()})
-        said = re.search(r"uniform sampling would need about ([\d,]+) for the same ([\d,]+) informative groups", line)
-        assert said is not None
-        needed += int(said[1].replace(",", ""))
-        found += int(said[2].replace(",", ""))
-    uniform = collected("dapo", 0).accounts
-    informative = 1 - uniform.by_class(uniform.rollouts)["filtered"] / uniform.generated_rollouts
-    assert needed == pytest.approx(8 * found / informative, rel=0.1)
-    assert "uniform" not in closing({**uniform.metrics()}), "a uniform run has nothing to be compared with"

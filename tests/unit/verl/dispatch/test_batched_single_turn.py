@@ -214,22 +214,6 @@ def test_a_prompt_that_cannot_be_rendered_fails_alone() -> None:
     assert [(event.uid, event.index, event.tokens) for event in bad] == [("g1", 0, 0), ("g1", 1, 0)]
 
 
-def test_a_server_that_is_gone_fails_what_it_had() -> None:
-
-    class Gone(Server):
-        async def generate_all(self, batch: str, requests: list[Any]) -> Any:
-            return await super().generate_all(batch, requests[:1])
-
-        async def more_answers(self, batch: str) -> Any:
-            if batch not in self.goldilocks_batches:
-                raise ConnectionError("the actor died")
-            return await super().more_answers(batch)
-
-    told = run([prompt(0, n=3)], Gone(lambda one, ids, seed: written(one, [7])), whole=True)
-    assert [type(event) for event in told] == [Rollout, Failure, Failure]
-    assert told[1:] == [Failure("g0", 1, "ConnectionError", 0), Failure("g0", 2, "ConnectionError", 0)]
-
-
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_rollout_whose_reward_function_raises_is_charged_all_its_tokens_and_its_siblings_are_kept(
     whole: bool, queue: Queue, tmp_path: Any

@@ -190,15 +190,6 @@ def test_rows_with_signal_in_one_pass_have_the_gradient_of_the_whole_batch_in_tw
     assert_equal(found, expected)
 
 
-def test_the_whole_batch_in_one_pass(model, request):
-    config = actor()
-    expected = reference(model, config)
-    quick = request.getfixturevalue("quick")
-    data = batch_of()
-    tu.assign_non_tensor(data, **whole(data))
-    assert_equal(update(model, data, partial(quick, config)), expected)
-
-
 @pytest.mark.parametrize("older_part", ["every second row", "the beginning of each row"])
 def test_what_an_older_policy_wrote_keeps_its_log_probs(model, request, older_part):
     config, data = actor(), batch_of(signal=1.0)

@@ -20,12 +20,6 @@ from goldilocks.verl.v0 import names
 DEVICE, MODE = "+device=cpu", "trainer.v1.trainer_mode=goldilocks"
 
 
-def test_the_trainer_is_found_where_the_guides_import_it_from() -> None:
-    from verl.trainer.ppo import RayPPOTrainerWithSampling as RayDAPOTrainer
-
-    assert RayDAPOTrainer is goldilocks.RayPPOTrainerWithSampling
-
-
 @pytest.mark.parametrize("name", names.NAMES["verl.trainer.config"])
 def test_the_configs_are_found_where_the_guides_import_them_from(name: str) -> None:
     assert getattr(importlib.import_module("verl.trainer.config"), name) is getattr(goldilocks, name)
@@ -43,21 +37,17 @@ def test_what_verl_has_stays_verls() -> None:
 @pytest.mark.parametrize(
     ("module", "name", "ours"),
     [
+        ("verl.trainer.ppo", "RayPPOTrainerWithSampling", goldilocks),
         ("verl.trainer.ppo.ray_trainer_with_sampling", "RayPPOTrainerWithSampling", goldilocks),
         ("verl.trainer.ppo.adaptive_ray_trainer", "RayPPOTrainerWithSampling", goldilocks),
         ("verl.trainer.ppo.adaptive_rollout", "Adaptive", allocators),
+        ("verl_patch.trainer.code.filters", "PPOBatchFilter", filtering),
+        ("verl_patch.trainer.code.filters", "PPOFilterConfig", filtering),
     ],
 )
-def test_modules_of_the_guides_are_ours_under_another_name(module: str, name: str, ours: ModuleType) -> None:
+def test_what_the_guides_import_is_ours_under_another_name(module: str, name: str, ours: ModuleType) -> None:
     importlib.import_module("verl.trainer")
     assert getattr(importlib.import_module(module), name) is getattr(ours, name)
-
-
-def test_the_batch_filter_is_found_where_its_guide_imports_it_from() -> None:
-    from verl_patch.trainer.code.filters import PPOBatchFilter, PPOFilterConfig
-
-    assert PPOBatchFilter is filtering.PPOBatchFilter
-    assert PPOFilterConfig is filtering.PPOFilterConfig
 
 
 def test_the_adaptive_entry_point_is_a_module_of_verls() -> None:
