@@ -259,19 +259,18 @@ class Sequential(Allocator):
         """Return how many rollouts to have at the next decision that may give the group up; ``seen``: give it up now.
 
         ``same`` and ``other`` are the Beta of the outcome that all rollouts so far have had, before they were seen.
-        ``values`` has the worth of going on where they still agree, from the last chunk back.
+        ``value`` is the worth of going on where they still agree, from the last chunk back. A group is always opened.
         """
-        ends = [*range(seen, self.n, self.chunk), self.n]
-        values = [0.0]
-        for begin, end in zip(ends[-2::-1], ends[:0:-1], strict=True):
-            agree = 1.0
+        stop, value, both = self.n, 0.0, same + other
+        for begin in reversed(range(seen or self.chunk, self.n, self.chunk)):
+            end, agree = min(begin + self.chunk, self.n), 1.0
             for j in range(begin, end):
-                agree *= (same + j) / (same + other + j)
+                agree *= (same + j) / (both + j)
             differ = (1 - agree) * (1 - price * (self.n - end))  # then the group is filled up
-            values.append(differ + agree * max(values[-1], 0.0) - price * (end - begin))
-        values.reverse()  # by chunk, from the next one on
-        here = int(seen == 0)  # a group is always opened
-        return next((end for end, value in zip(ends[here:], values[here:], strict=False) if value <= 0), self.n)
+            value = differ + (agree * value if value > 0 else 0.0) - price * (end - begin)
+            if value <= 0:
+                stop = begin
+        return stop
 
     def learn(self, group: Group, beliefs: Beliefs) -> None:
         kept = 1 - 1 / self.memory

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import lgamma
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,9 @@ RATES, LENGTHS = 0.6, 0.3  # variance between strata, before anything is known: 
 LENGTH_WANDERS = 0.002
 LENGTH_NOISE = 0.25  # variance of the log of one answer's length within a prompt
 ALIKE = 0.5  # correlation of two rollouts that an unknown level may bring about, at most
+# Of each concentration: the correlation of two rollouts, its complement, and what doubt may raise it to.
+ALIKENESS = tuple((1 / (one + 1), 1 - 1 / (one + 1), max(1 / (one + 1), ALIKE)) for one in CONCENTRATIONS)
+PROBIT = math.pi / 8  # a logistic curve is near a normal one of variance 1 / PROBIT
 SCORED = 1 - 1 / 512  # memory of the score, per group
 EDGE = 0.01  # forecasts are scored as if in [EDGE, 1 − EDGE]
 
@@ -97,6 +101,8 @@ class Beliefs:
 
     def differs(self, group: Group) -> bool:
         """Return whether the metric of the group's rollouts differs."""
+        if 0 < self.passes(group) < len(group):
+            return True
         values = group.values(self.metric)
         return len(set(values)) > 1 and mean_and_std(values)[1] > MIN_STD  # asked of every chunk, and most agree
 
@@ -151,30 +157,34 @@ class Beliefs:
         """Learn from how many of a prompt's rollouts passed; ``first``: of a visit, which says how beliefs forecast."""
         own, effects = (float(self.positives[row]), float(self.negatives[row])), self.rates.of(row)
         since, trained = float(self.level[row]), float(self.moves[row])
-        if trained or any(moves for _, _, moves, _ in effects):
+        level = self.rates.level(effects, self.rates.wander)
+        if trained or level.lever:  # something moved
             for j, wander in enumerate(WANDERS):
                 level = self.rates.level(effects, wander)
                 a, b = self._beta(level.mean, level.variance, own, since, wander * trained)
                 self._wanders[j] = MEMORY * self._wanders[j] + log_likelihood(a, b, passes, trials)
             self.rates.wander = _expected(WANDERS, self._wanders)
-        level = self.rates.level(effects, self.rates.wander)
+            level = self.rates.level(effects, self.rates.wander)
         mean, moved = level.mean, self.rates.wander * trained
+        (rate, doubt), left = _level(mean, level.variance), _left(own, mean - since, moved)
+        positives, negatives = own[0] * left, own[1] * left
         if first:
-            self._keep_score(self._beta(mean, level.variance, own, since, moved), passes, trials)
+            worth = _worth(self.concentration, doubt)
+            a, b = worth * rate + positives, worth * (1 - rate) + negatives
+            self._keep_score(a / (a + b), passes / trials)
         if len(self.rates):
-            (rate, doubt), left = _level(mean, level.variance), _left(own, mean - since, moved)
-            for j, concentration in enumerate(CONCENTRATIONS):
-                worth = _worth(concentration, doubt)
-                a, b = worth * rate + own[0] * left, worth * (1 - rate) + own[1] * left
+            for j, (alike, other, most) in enumerate(ALIKENESS):
+                worth = 1 / (known if (known := alike + doubt * other) < most else most) - 1  # as ``_worth`` has it
+                a, b = worth * rate + positives, worth * (1 - rate) + negatives
                 self._concentrations[j] += log_likelihood(a, b, passes, trials)
             self.concentration = math.exp(_expected(LOG_CONCENTRATIONS, self._concentrations))
             # The level learns from how likely the passes are, given the level: a Beta-binomial around it.
-            a, b = self._beta(mean, 0.0, own, since, moved)
-            rate = 1 / (1 + math.exp(-mean))
-            slope = self.concentration * rate * (1 - rate)
-            ups, downs = (sum(1 / (one + j) for j in range(n)) for one, n in ((a, passes), (b, trials - passes)))
+            rate, worth = _level(mean, 0.0)[0], self.concentration
+            a, b = worth * rate + positives, worth * (1 - rate) + negatives
+            slope = worth * rate * (1 - rate)
             spread = slope**2 * (a + b + 1) / (a * b)
-            mean += self.rates.learn(row, level, slope * (ups - downs), spread * trials / (a + b + trials))
+            ups, downs = [1 / (a + j) for j in range(passes)], [1 / (b + j) for j in range(trials - passes)]
+            mean += self.rates.learn(row, level, slope * (sum(ups) - sum(downs)), spread * trials / (a + b + trials))
         left = _left(own, mean - since, moved)
         self.positives[row], self.negatives[row] = own[0] * left + passes, own[1] * left + trials - passes
         self.level[row], self.moves[row] = mean, 0
@@ -200,11 +210,11 @@ class Beliefs:
             self.lengths.learn(row, level, (seen - level.mean) * information, information)
         self.tokens[row] = 0.5 * (self.tokens[row] + tokens) if self.visits[row] else tokens
 
-    def _keep_score(self, beta: tuple[float, float], passes: int, trials: int) -> None:
+    def _keep_score(self, forecast: float, rate: float) -> None:
         """Score the belief beside the mean of all groups, by the log-loss of the last few hundred groups."""
-        score, rate = self._score, passes / trials
+        score = self._score
         mean = (score["passes"] + 0.5) / (score["groups"] + 1)
-        score["belief"] = SCORED * score["belief"] + log_loss(beta[0] / sum(beta), rate)
+        score["belief"] = SCORED * score["belief"] + log_loss(forecast, rate)
         score["mean"] = SCORED * score["mean"] + log_loss(mean, rate)
         score["passes"] = SCORED * score["passes"] + rate
         score["groups"] = SCORED * score["groups"] + 1
@@ -220,7 +230,7 @@ class Beliefs:
         left = _left(own, mean - self.level[rows], self.rates.wander * self.moves[rows])
         if rng is not None and not len(self._told):
             mean, variance = self.rates.sums(rows, rng)
-        rate = 1 / (1 + np.exp(-np.clip(mean / np.sqrt(1 + np.pi / 8 * variance), -15, 15)))
+        rate = 1 / (1 + np.exp(-np.clip(mean / np.sqrt(1 + PROBIT * variance), -15, 15)))
         worth = _worth(self.concentration, variance * rate * (1 - rate), np.minimum)
         return worth * rate + own[0] * left, worth * (1 - rate) + own[1] * left
 
@@ -310,14 +320,14 @@ class Beliefs:
 
 def _level(mean: float, variance: float) -> tuple[float, float]:
     """Return the expected rate of a level in log-odds, and how much is not known of it."""
-    rate = 1 / (1 + math.exp(-min(max(mean / math.sqrt(1 + math.pi / 8 * variance), -15.0), 15.0)))
+    rate = 1 / (1 + math.exp(-min(max(mean / math.sqrt(1 + PROBIT * variance), -15.0), 15.0)))
     return rate, variance * rate * (1 - rate)
 
 
 def _worth(concentration: float, doubt: Any, smaller: Callable[[Any, Any], Any] = min) -> Any:
     """Return how many rollouts the prior counts as: fewer where the level is not known."""
     alike = 1 / (concentration + 1)
-    return 1 / smaller(alike + doubt * (1 - alike), max(alike, ALIKE)) - 1
+    return 1 / smaller(alike + doubt * (1 - alike), alike if alike > ALIKE else ALIKE) - 1
 
 
 def _left(own: tuple[Any, Any], moved: Any, trained: Any) -> Any:
@@ -333,10 +343,10 @@ def _expected(values: Sequence[float], log_likelihoods: Sequence[float]) -> floa
 
 def log_likelihood(a: float, b: float, passes: int, trials: int) -> float:
     """Return the log-probability of these outcomes, in the order they came, under Beta(a, b)."""
-    both = math.lgamma(a + b) - math.lgamma(a + b + trials)
-    return both + math.lgamma(a + passes) - math.lgamma(a) + math.lgamma(b + trials - passes) - math.lgamma(b)
+    both = lgamma(a + b) - lgamma(a + b + trials)
+    return both + lgamma(a + passes) - lgamma(a) + lgamma(b + trials - passes) - lgamma(b)
 
 
 def log_loss(forecast: float, rate: float) -> float:
-    p = min(max(float(forecast), EDGE), 1 - EDGE)
+    p = min(max(forecast, EDGE), 1 - EDGE)
     return -rate * math.log(p) - (1 - rate) * math.log(1 - p)

@@ -40,7 +40,7 @@ class Division:
 class Level(NamedTuple):
     """The sum of one prompt's effects after their moves.
 
-    ``lever`` is how much of the moves' drift it has taken up. ``now`` has mean, variance and spread of each effect.
+    ``lever`` is how much of the moves' drift it has taken up. ``now``: mean, variance, prior precision of each effect.
     """
 
     mean: float
@@ -65,10 +65,10 @@ class Effects:
         self._keys = np.concatenate(named) if parts else np.empty(0, dtype=np.uint64)
         self._guess = spread / max(len(divisions), 1)
         self._spread = np.array([TOP, *[self._guess] * len(divisions)][: len(parts)])
-        # Of each effect, a row: precision and precision times mean without its prior, moves since, and its spread.
+        # Of each effect, a row: precision and precision times mean without its prior, moves, the prior's precision.
         self._effects = np.zeros((len(self._keys), 4))
-        self._precision, self._weighted, self._moves, spreads = self._effects.T
-        spreads[:] = self._spread[self._division]
+        self._precision, self._weighted, self._moves, self._prior = self._effects.T
+        self._prior[:] = 1 / self._spread[self._division]
         self._numbers: Any = self._effects.reshape(-1).data  # the same: a few are written quicker by it
         self._scale = np.array([ALL, *[1.0] * len(divisions)][: len(parts)])
         self.wander = wander
@@ -90,19 +90,23 @@ class Effects:
         """
         mean = variance = lever = 0.0
         now = []
-        for precision, weighted, moves, spread in effects:
-            faded = 1 + precision * wander * moves
-            own = 1 / (1 / spread + precision / faded)
-            share = own / faded
-            one = share * (weighted + precision * self.drift * moves)
-            mean, variance, lever = mean + one, variance + own, lever + share * precision * moves
-            now.append((one, own, spread))
+        for precision, weighted, moves, prior in effects:
+            if moves:
+                faded = 1 + precision * wander * moves
+                own = 1 / (prior + precision / faded)
+                share = own / faded
+                one, lever = share * (weighted + precision * self.drift * moves), lever + share * precision * moves
+            else:  # the same, sooner
+                own = 1 / (prior + precision)
+                one = own * weighted
+            mean, variance = mean + one, variance + own
+            now.append((one, own, prior))
         return Level(mean, variance, lever, now)
 
     def sums(self, rows: np.ndarray, rng: np.random.Generator | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return the mean and the variance of each prompt's sum; with ``rng``, of one draw of all effects."""
         faded = 1 + self._precision * self.wander * self._moves
-        variances = 1 / (1 / self._effects[:, 3] + self._precision / faded)
+        variances = 1 / (self._prior + self._precision / faded)
         means = variances / faded * (self._weighted + self._precision * self.drift * self._moves)
         if rng is not None:
             means = means + np.sqrt(variances) * rng.standard_normal(len(means))
@@ -129,10 +133,12 @@ class Effects:
         shrink = information / (1 + total * information)
         self.drift += self._drift_variance * lever / total * step
         self._drift_variance += DRIFT_CHANGES - (self._drift_variance * lever) ** 2 * shrink
-        places, numbers = (4 * self._nodes[row]).tolist(), self._numbers
-        for at, (mean, variance, spread) in zip(places, now, strict=True):
-            left, mean = variance - variance**2 * shrink, mean + variance / total * step
-            numbers[at], numbers[at + 1], numbers[at + 2] = max(1 / left - 1 / spread, 1e-9), mean / left, 0.0
+        numbers = self._numbers
+        for node, (mean, variance, prior) in zip(self._nodes[row].tolist(), now, strict=True):
+            left, at = variance - variance * variance * shrink, 4 * node
+            precision = 1 / left - prior
+            numbers[at] = precision if precision > 1e-9 else 1e-9
+            numbers[at + 1], numbers[at + 2] = (mean + variance / total * step) / left, 0.0
         return step * own / total
 
     def move(self, row: int) -> None:
@@ -149,7 +155,7 @@ class Effects:
             found = np.bincount(division, squares, count) + DOUBT * self._guess
             spread = found / (np.bincount(division, minlength=count) + DOUBT)
             self._spread[1:] = np.clip(spread[1:], NARROWEST, WIDEST)
-        self._effects[:, 3] = self._spread[self._division]
+        self._prior[:] = 1 / self._spread[self._division]
 
     @property
     def spreads(self) -> np.ndarray:
@@ -168,6 +174,6 @@ class Effects:
         KeyedPositions(self._keys).load(state, columns)
         if len(state["spread"]) == len(self._spread):  # else the run goes on with other divisions
             self._spread = np.array(state["spread"], dtype=np.float64)
-            self._effects[:, 3] = self._spread[self._division]
+            self._prior[:] = 1 / self._spread[self._division]
         self.wander, self.drift = float(state["wander"]), float(state["drift"])
         self._drift_variance = float(state["drift_variance"])
