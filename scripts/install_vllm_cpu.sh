@@ -26,7 +26,8 @@ install_images() {
     # shellcheck disable=SC2086
     pip --no-deps $images || return 1
     site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-    "$venv/bin/python" -c 'import torchvision' 2>/dev/null || : > "$site/torchvision/_meta_registrations.py"
+    operators=$site/torchvision/_meta_registrations.py  # made anew, not written through a link of another venv
+    "$venv/bin/python" -c 'import torchvision' 2>/dev/null || { rm -f "$operators"; : > "$operators"; }
     "$venv/bin/python" -c 'import torchvision, qwen_vl_utils'
 }
 install_images || { # the test of images is skipped where they are missing, and fails where they cannot be imported

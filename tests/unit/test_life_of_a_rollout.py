@@ -1,4 +1,4 @@
-"""docs/life-of-a-rollout.md names files that are there; a launch that is traced says whether they are all."""
+"""docs/life-of-a-rollout.md names files that are there. A traced launch says whether they are all, in a slow test."""
 
 from __future__ import annotations
 

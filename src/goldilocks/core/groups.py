@@ -7,7 +7,8 @@ short answers, which arrive first, would decide when a group stops.
 An index is in exactly one of four places: settled (below ``settled``), ``ahead`` (arrived, with a gap before it),
 ``in_flight`` (at the engine) or ``unsent``. A rollout that failed is asked for again under a new index.
 
-Every move of a judged group moves its tokens in the accounts, and releases its prompt once no group waits on it.
+A judged group is kept or dropped. Kept groups are taken in hand, then trained or put back; dropped ones may fill a batch
+up. When a group changes state its tokens change accounts. Its prompt is released when no group holds it.
 
 Groups and rollouts are saved as JSON values; a payload must be one too. A saved group names its prompt by key and
 index; ``core.source.find_prompt`` finds it in today's data, which may have another order.
@@ -27,8 +28,8 @@ from goldilocks.errors import require
 from goldilocks.types import Account, AccountName, Failure, Group, Prompt, Request, Rollout, Verdict, is_informative
 
 FindPrompt = Callable[[Mapping[str, Any]], Prompt]  # the prompt of a packed group
-Origin = Account | AccountName
-TrainedOf = Callable[[Group], Collection[Rollout]]
+AnyAccount = Account | AccountName
+ChooseTrained = Callable[[Group], Collection[Rollout]]
 Judge = Callable[[Group], Verdict]
 
 
@@ -46,11 +47,11 @@ class OpenGroup:
     number: int = 0  # how many visits to the prompt were issued before this one
     rollouts: list[Rollout] = field(default_factory=list)
     learnt: int = 0  # of its rollouts, how many beliefs have learnt from
-    settled: int = 0
+    settled: int = 0  # indices below it are in ``rollouts``, or lost
     ahead: dict[int, Rollout | None] = field(default_factory=dict)  # None: the rollout failed
     in_flight: set[int] = field(default_factory=set)
     unsent: list[int] = field(default_factory=list)
-    asks: int = 0
+    asks: int = 0  # times that the allocator has asked
     tries: dict[int, int] = field(default_factory=dict)  # of a rollout that is asked for again: how often it failed
     lost: int = 0  # rollouts that failed too often to be asked for again
     _view: Group | None = field(default=None, repr=False)
@@ -70,7 +71,7 @@ class OpenGroup:
         return [*self.rollouts, *(rollout for rollout in self.ahead.values() if rollout is not None)]
 
     def ask(self, n: int, failed: int = 0) -> None:
-        """Ask for more; ``failed``: how often the rollout that this is for has failed."""
+        """Ask for more; ``failed``: failures of the rollout that this one replaces."""
         first = self.asked
         self.unsent += range(first, first + n)
         if failed:
@@ -93,9 +94,9 @@ class OpenGroup:
         return Request(self.uid, self.prompt, n, first, self.number)
 
     def advance(self) -> int | None:
-        """Move the prefix on by every index that has arrived; return how often a rollout that failed has failed now.
+        """Move the prefix on by every index that has arrived, up to the first that failed.
 
-        Stops at a failed one, so that it can be asked for again; None: none failed.
+        Return how often that one has failed now, so that it can be asked for again; None: none failed.
         """
         while self.settled in self.ahead:
             index, rollout = self.settled, self.ahead.pop(self.settled)
@@ -137,8 +138,8 @@ class OpenGroup:
     @classmethod
     def unpack(cls, packed: dict[str, Any], find: FindPrompt) -> OpenGroup:
         uid, given = packed["uid"], {name: value for name, value in packed.items() if name not in ("key", "index")}
-        given["rollouts"] = [Rollout(uid, *one) for one in packed["rollouts"]]
-        given["ahead"] = {index: one and Rollout(uid, *one) for index, one in packed["ahead"]}
+        given["rollouts"] = [unpack_rollout(uid, one) for one in packed["rollouts"]]
+        given["ahead"] = {index: one and unpack_rollout(uid, one) for index, one in packed["ahead"]}
         given["in_flight"], given["unsent"] = set(packed["in_flight"]), list(packed["unsent"])
         given["tries"] = dict(packed["tries"])
         return cls(prompt=find(packed), **given)
@@ -305,14 +306,14 @@ class OpenGroups:
 class JudgedGroups:
     """Groups by uid. ``trained_of`` returns the rollouts of a group to train; ``spare`` dropped groups are held."""
 
-    def __init__(self, accounts: Accounts, order: PromptOrder, trained_of: TrainedOf, *, spare: int) -> None:
+    def __init__(self, accounts: Accounts, order: PromptOrder, trained_of: ChooseTrained, *, spare: int) -> None:
         self._accounts = accounts
         self._claim, self._release = order.claim, order.release
         self._trained_of = trained_of
         self._spare = spare
         self._kept: dict[str, Group] = {}
-        self._in_hand: dict[str, tuple[Group, Origin]] = {}  # with the account of its trained rollouts
-        self._dropped: dict[str, tuple[Group, Origin]] = {}
+        self._in_hand: dict[str, tuple[Group, AnyAccount]] = {}  # with the account of its trained rollouts
+        self._dropped: dict[str, tuple[Group, AnyAccount]] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -343,7 +344,7 @@ class JudgedGroups:
         self._kept[group.uid] = group
         self._accounts.move(group.rollouts, Account.OPEN, Account.CARRIED)
 
-    def drop(self, group: Group, account: Origin) -> None:
+    def drop(self, group: Group, account: AnyAccount) -> None:
         """Let go of a group that its filter dropped. Some are held to fill a batch up, if they have no gradient.
 
         A filter on another metric than the reward, or on a band, also drops groups whose rewards differ.
@@ -353,7 +354,7 @@ class JudgedGroups:
         if self._spare and not is_informative(group):
             self._hold(group, account)
 
-    def _hold(self, group: Group, account: Origin) -> None:
+    def _hold(self, group: Group, account: AnyAccount) -> None:
         if len(group) and len(self._dropped) < self._spare:
             self._dropped[group.uid] = group, account
 
@@ -370,7 +371,7 @@ class JudgedGroups:
         uids = sorted(self._dropped, key=issue_order)[:count]
         return [self._hand_out(*self._dropped.pop(uid), Account.BACKFILLED) for uid in uids]
 
-    def _hand_out(self, group: Group, origin: Origin, account: Origin) -> Group:
+    def _hand_out(self, group: Group, origin: AnyAccount, account: AnyAccount) -> Group:
         group = replace(group, trained=tuple(self._trained_of(group)))
         self._accounts.move(group.trained, origin, account)
         self._accounts.move(_beyond(group), origin, Account.TRIMMED)
@@ -451,7 +452,7 @@ class JudgedGroups:
     def load_state_dict(self, state: dict[str, Any], find: FindPrompt) -> None:
         self._kept = {packed["uid"]: unpack_group(packed, find) for packed in state["kept"]}
         for name in ("in_hand", "dropped"):
-            groups: dict[str, tuple[Group, Origin]] = {}
+            groups: dict[str, tuple[Group, AnyAccount]] = {}
             for packed, account in state[name]:
                 with contextlib.suppress(ValueError):  # these are trained or dropped: their prompts may leave the data
                     groups[packed["uid"]] = unpack_group(packed, find), AccountName(account)
@@ -480,10 +481,14 @@ def pack_group(group: Group) -> dict[str, Any]:
 
 def unpack_group(packed: Mapping[str, Any], find: FindPrompt) -> Group:
     uid, chosen = packed["uid"], set(packed["trained"])
-    rollouts = tuple(Rollout(uid, *one) for one in packed["rollouts"])
+    rollouts = tuple(unpack_rollout(uid, one) for one in packed["rollouts"])
     trained = tuple(rollout for rollout in rollouts if rollout.index in chosen)
     return Group(uid, find(packed), rollouts, packed["planned"], packed["version"], trained)
 
 
 def pack_rollout(r: Rollout) -> list[Any]:
     return [r.index, r.reward, r.tokens, dict(r.metrics), r.truncated, r.version, r.payload]
+
+
+def unpack_rollout(uid: str, packed: list[Any]) -> Rollout:
+    return Rollout(uid, *packed)

@@ -35,7 +35,7 @@ from transformers.masking_utils import sdpa_mask
 from goldilocks.engine.reach import ANOTHER_ENGINE, attending, hides
 from goldilocks.errors import require
 
-NAME = "goldilocks_slots"  # of the attention function, in transformers' registry
+SLOT_ATTENTION = "goldilocks_slots"  # of the attention function, in transformers' registry
 CHECKED_TOKENS = 24  # of the text by which an engine is compared with its model; a third is read as a prompt
 BLOCK = 4096  # tokens of the vocabulary
 PREFILL_TOKENS = 16384  # prompt tokens in one forward pass, with padding: bounds the memory of activations
@@ -158,11 +158,11 @@ def slot_attention(
             return kernels.attend(query, key, value, attention_mask, scaling or query.shape[3] ** -0.5), None
         attention_mask = None  # a prompt from position 0: plain causal attention
     elif attention_mask is not None and attention_mask.is_floating_point() and query.shape[2] == 1:
-        return fold(query, key, value, attention_mask, scaling), None
+        return grouped_attention(query, key, value, attention_mask, scaling), None
     return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
 
 
-def fold(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None) -> Tensor:
+def grouped_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None) -> Tensor:
     """One token per row: the heads that share a key head become the queries of that head, so no key is repeated."""
     rows, heads, _, size = query.shape
     folded = query.reshape(rows, key.shape[1], -1, size)
@@ -170,8 +170,8 @@ def fold(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float
     return out.reshape(rows, 1, heads, value.shape[3])
 
 
-AttentionInterface.register(NAME, slot_attention)
-AttentionMaskInterface.register(NAME, sdpa_mask)
+AttentionInterface.register(SLOT_ATTENTION, slot_attention)
+AttentionMaskInterface.register(SLOT_ATTENTION, sdpa_mask)
 
 
 # -- draws -------------------------------------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ class Decoder:
         self.model = model.train(False)
         self.device, self.slots, self.max_length, self.pad_id = device, slots, max_length, pad_id
         self.vocab_size = int(model.config.get_text_config().vocab_size)
-        self._unfit = f"model={type(model).__name__} is not accepted, use rollout.name=vllm for it:"
+        self._refusal = f"model={type(model).__name__} is not accepted, use rollout.name=vllm for it:"
         self._shapes = self._probe()
         # Ids from the middle of the vocabulary, where tokens with a meaning of their own are rare.
         reach = self.vocab_size // 4, self.vocab_size // 2 + 1
@@ -274,10 +274,10 @@ class Decoder:
         self.allocate()
         self._rows = torch.arange(slots, device=device)
         # One matrix per type, so that placing and moving rows is one transfer and one operation each.
-        self._whole = torch.zeros(4, slots, dtype=torch.long, device=device)
-        self._real = torch.ones(2, slots, device=device)
-        self._tokens, self._positions, self._greedy, self._top_k = self._whole
-        self._temperature, self._top_p = self._real
+        self._int_state = torch.zeros(4, slots, dtype=torch.long, device=device)
+        self._float_state = torch.ones(2, slots, device=device)
+        self._tokens, self._positions, self._greedy, self._top_k = self._int_state
+        self._temperature, self._top_p = self._float_state
         self._top_k.fill_(self.vocab_size)
 
     @torch.inference_mode()
@@ -291,15 +291,15 @@ class Decoder:
             calls += 1
             return slot_attention(*states, **options)
 
-        self.model.set_attn_implementation(NAME)
-        with attending(self.model, f"{NAME}_counting", counting):
+        self.model.set_attn_implementation(SLOT_ATTENTION)
+        with attending(self.model, f"{SLOT_ATTENTION}_counting", counting):
             try:
                 self._forward(one, one, self._last(one), window)
             except Exception as error:
-                raise ValueError(f"{self._unfit} {error}") from error
+                raise ValueError(f"{self._refusal} {error}") from error
         if not window.shapes or calls != len(window.shapes):
             raise ValueError(
-                f"{self._unfit} of {len(window.shapes)} layers that cache keys, {calls} attend through transformers' "
+                f"{self._refusal} of {len(window.shapes)} layers that cache keys, {calls} attend through transformers' "
                 "attention interface; all must"
             )
         reach = f"less, within the reach of every layer of {type(self.model).__name__}{ANOTHER_ENGINE}"
@@ -322,8 +322,8 @@ class Decoder:
         limit = (1e-3 if self.model.dtype == torch.float32 else 0.05) * max(1.0, float(own.std(-1).mean()))
         if not gap <= limit:
             raise ValueError(
-                f"{self._unfit} its tokens have other log-probs in Goldilocks' engine than in its own forward pass, by "
-                f"{gap:.2g} in the mean; at most {limit:.2g} in {str(self.model.dtype).removeprefix('torch.')}"
+                f"{self._refusal} its tokens have other log-probs in Goldilocks' engine than in its own forward pass, "
+                f"by {gap:.2g} in the mean; at most {limit:.2g} in {str(self.model.dtype).removeprefix('torch.')}"
             )
         del self._own_log_probs
 
@@ -421,15 +421,15 @@ class Decoder:
         limits = np.where(limits > 0, np.minimum(limits, self.vocab_size), self.vocab_size)
         whole = self._device(np.array([rows, tokens, positions, hot == 0, limits], dtype=np.int64))
         real = self._device(np.array([np.where(hot > 0, hot, 1), top_p], dtype=np.float32))
-        self._whole.index_copy_(1, whole[0], whole[1:])
-        self._real.index_copy_(1, whole[0], real)
+        self._int_state.index_copy_(1, whole[0], whole[1:])
+        self._float_state.index_copy_(1, whole[0], real)
 
     @torch.inference_mode()
     def move(self, source: list[int], target: list[int], length: int) -> None:
         """Move whole rows, cache and state."""
         self.copy(source, target, length)
         old, new = self._device(np.array(source)), self._device(np.array(target))
-        for state in (self._whole, self._real):
+        for state in (self._int_state, self._float_state):
             state[:, new] = state[:, old]
 
     @torch.inference_mode()

@@ -70,14 +70,14 @@ class GraphDecoder(Decoder):
 
         That run is undone; what it wrote into the cache, the step writes again.
         """
-        state = self._whole.clone()
+        state = self._int_state.clone()
         self._tick.zero_()
         side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(side):
             self._captured_step(rows, cuts)
-            self._whole.copy_(state)
+            self._int_state.copy_(state)
         torch.cuda.current_stream(self.device).wait_stream(side)
         with torch.cuda.graph(graph, pool=self._pool):
             self._captured_step(rows, cuts)

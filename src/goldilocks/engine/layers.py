@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from goldilocks.engine.decoder import NAME, DecodeWindow, KVStore
+from goldilocks.engine.decoder import SLOT_ATTENTION, DecodeWindow, KVStore
 
 logger = logging.getLogger(__name__)
 
@@ -183,7 +183,7 @@ def agrees(model: Any) -> bool:
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:1]
     with torch.random.fork_rng(), model.device:
-        drawn = type(model)._from_config(config, attn_implementation=NAME, dtype=model.dtype).eval()
+        drawn = type(model)._from_config(config, attn_implementation=SLOT_ATTENTION, dtype=model.dtype).eval()
     size = drawn.model.layers[0].self_attn.head_dim
     store = KVStore([(drawn.config.num_key_value_heads, size, size)], rows, length, model.dtype, model.device)
     for seed, tensor in enumerate([*drawn.parameters(), *store.keys, *store.values]):

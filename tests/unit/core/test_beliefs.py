@@ -52,6 +52,10 @@ def learn_by_chunks(beliefs: Beliefs, row: int, rewards: list[float], chunk: int
     beliefs.record(Group("g0", Prompt(row, row), rollouts), len(rollouts))
 
 
+def test_rewards_on_both_sides_of_the_threshold_that_differ_by_rounding_alone_do_not_differ() -> None:
+    assert not Beliefs(KEYS).differs(group(0, [0.5, 0.7 - 0.2] * 2))
+
+
 # -- one prompt --------------------------------------------------------------------------------------------------------
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import functools
+import json
 import random
-from dataclasses import dataclass, field
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +23,7 @@ from goldilocks.core.allocators import Adaptive, Allocator
 from goldilocks.core.effects import Division
 from goldilocks.core.filters import Everything, Variance
 from goldilocks.lab.simulate import Setup, recipe_settings
+from goldilocks.runs.checkpoints import save_state
 from goldilocks.types import Failure, Rollout
 
 SETTINGS = {name: recipe_settings(name, Setup()) for name in names()}
@@ -294,3 +299,39 @@ def test_rows_that_are_rejected_are_never_trained_and_no_group_is_left_without_o
         assert collector.accounts.rollouts["trained"] == len(trained)
         if not collector.owed:
             break
+
+
+def test_a_new_process_goes_on_with_the_same_decisions(tmp_path: Path) -> None:
+    case = {
+        "policy": "thompson_contrast",
+        "prompts": 50,
+        "target_groups": 6,
+        "gen_batch_size": 9,
+        "limits": Limits(),
+        "surplus": Surplus(),
+        "seed": 7,
+    }
+    collector, engine = make(case), FaultyEngine(7)
+    run(collector, engine, steps=2)
+    turn(collector, engine, Log())
+    save_state(collector.state_dict(), tmp_path / "collector.npz")
+    (tmp_path / "engine.json").write_text(json.dumps(asdict(engine)))
+    here = run(collector, engine, steps=2).decisions
+    script = (
+        "import json, sys; from pathlib import Path; folder = Path(sys.argv[1]); "
+        "from unit.core.driver import FaultyEngine, run; from unit.core.test_collector_properties import make; "
+        "from goldilocks.runs.checkpoints import load_state; from goldilocks.core import Limits, Surplus; "
+        "case = {**json.loads(sys.argv[2]), 'limits': Limits(), 'surplus': Surplus()}; collector = make(case); "
+        "collector.load_state_dict(load_state(folder / 'collector.npz')); "
+        "engine = FaultyEngine(**json.loads((folder / 'engine.json').read_text())); "
+        "print(json.dumps(run(collector, engine, steps=2).decisions))"
+    )
+    plain = json.dumps({name: value for name, value in case.items() if name not in ("limits", "surplus")})
+    there = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path), plain],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": ":".join(path for path in sys.path if path), "PYTHONHASHSEED": "99"},
+    )
+    assert json.loads(there.stdout) == here

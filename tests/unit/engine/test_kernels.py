@@ -7,7 +7,7 @@ import torch
 from unit.engine.models import CONFIGS, drain, fresh, logits_after
 
 from goldilocks.engine import Engine, SamplingParams
-from goldilocks.engine.decoder import draw, fold
+from goldilocks.engine.decoder import draw, grouped_attention
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -31,7 +31,9 @@ def test_a_row_attends_to_its_own_columns(rows: int, heads: int, key_heads: int,
     out = kernels.attend(query, keys, values, last.int()[:, None, None, None], size**-0.5)
     hidden = torch.arange(length, device="cuda") > last[:, None]
     mask = torch.zeros((), device="cuda").masked_fill(hidden, -torch.inf)[:, None, None]
-    torch.testing.assert_close(out, fold(query, keys[:rows], values[:rows], mask, None), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        out, grouped_attention(query, keys[:rows], values[:rows], mask, None), atol=1e-5, rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("vocabulary", [33, 4096, 9000])

@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM
 from unit.engine.architectures import fresh
 
 from goldilocks.engine import layers
-from goldilocks.engine.decoder import NAME, KernelWindow, KVStore, PrefillWindow
+from goldilocks.engine.decoder import SLOT_ATTENTION, KernelWindow, KVStore, PrefillWindow
 from goldilocks.engine.engine import overwrite
 from goldilocks.engine.layers import settle_rotary
 
@@ -72,7 +72,7 @@ def test_a_model_whose_kernels_cannot_run_keeps_its_own_modules_and_says_why(cap
 @pytest.mark.parametrize("name", PLAIN)
 def test_the_logits_and_the_cache_are_those_of_the_models_own_modules(name: str) -> None:
     model = fresh(name).to(DEVICE)
-    model.set_attn_implementation(NAME)
+    model.set_attn_implementation(SLOT_ATTENTION)
     assert layers.fits(model)
     own = model.model.layers[0].self_attn
     rows, length = 5, 60
@@ -95,7 +95,7 @@ def test_the_logits_and_the_cache_are_those_of_the_models_own_modules(name: str)
 @pytest.mark.parametrize("name", PLAIN)
 def test_prompts_fill_the_cache_as_the_models_own_modules_do(name: str) -> None:
     model = fresh(name).to(DEVICE)
-    model.set_attn_implementation(NAME)
+    model.set_attn_implementation(SLOT_ATTENTION)
     own = model.model.layers[0].self_attn
     shape = model.config.num_key_value_heads, own.head_dim, own.head_dim
     stores = [KVStore([shape, shape], 6, 20, torch.float32, torch.device(DEVICE)) for _ in range(2)]

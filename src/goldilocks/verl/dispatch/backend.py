@@ -1,6 +1,7 @@
 """verl's agent loops as a backend: requests go to the workers, and what becomes of each rollout comes back.
 
-Tensors stay in the TransferQueue; the payload of a rollout is the keys and tags of its rows.
+Tensors stay in the TransferQueue; the payload of a rollout is the keys and tags of its rows. The seeds and the event of
+a rollout are here for the workers, which import no driver.
 
 The seed of a rollout's noise is a function of the run's seed, the prompt, the visit and the index. Two runs with one
 seed draw the same noise for the same rollout, whatever else is generated, in any order, at any server.

@@ -1,6 +1,6 @@
 """verl's client of the rollout servers, for our workers.
 
-It knows at which server each session of its worker has which request, so that requests can be aborted and waited for.
+It maps each session of its worker to its server and request, so that requests can be aborted and waited for.
 A paused session waits here with what it has written and asks for the rest when it continues: its agent loop sees one
 answer. The requests of single-turn rollouts go to a server in one message (``messages.exchanged``).
 """
@@ -31,7 +31,7 @@ WITHOUT_TEXT = {"detokenize": False, "flat_logprobs": True}  # vLLM returns log-
 Server = tuple[str, Any]  # its name and its handle
 
 
-def taken_by(function: Callable[..., Any], **keywords: Any) -> dict[str, Any]:
+def accepted_keywords(function: Callable[..., Any], **keywords: Any) -> dict[str, Any]:
     """Return those keywords that this verl's function has a parameter for; all of them if it ends in ``**``."""
     known = inspect.signature(function).parameters
     takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known.values())
@@ -43,7 +43,7 @@ def taken_by(function: Callable[..., Any], **keywords: Any) -> dict[str, Any]:
 
 @dataclass(eq=False)
 class Session:
-    """What a rollout has cost and been answered so far, and at which server it is."""
+    """One rollout on a worker: what it has cost and been answered so far, and at which server it is."""
 
     uid: str
     index: int
@@ -70,7 +70,7 @@ class Session:
         return self.answers[place]
 
     def align(self, outputs: Sequence[Any]) -> None:
-        """Give each output the largest log-probs of its own tokens: verl's loops keep those of the first answer."""
+        """Give each output the largest log-probs of its own tokens: verl's loops keep those of the first turn alone."""
         if len(self.answers) == len(outputs) == 1:
             return
         found = [answer.output().extra_fields.get(TOP_LOG_PROBS) for answer in self.answers]
@@ -133,7 +133,7 @@ Deliver = Callable[[list[Reply]], None]
 
 
 @dataclass
-class Booking:
+class ServerLease:
     """The server that the load balancer chose for turns of a group; it is released with the last reply."""
 
     uid: str
@@ -142,7 +142,7 @@ class Booking:
 
 
 class StreamingClient(LLMServerClient):
-    """verl's client with sessions; it takes over the state of ``client``.
+    """verl's client with sessions, made from one of verl's, whose attributes it shares.
 
     Invariant: a session of a cancelled group makes no further request, and what it has at a server is aborted.
     """
@@ -156,12 +156,14 @@ class StreamingClient(LLMServerClient):
         self._none_at_servers.set()
         self._going = asyncio.Event()  # cleared while generation is paused
         self._going.set()
-        self._booked: dict[str, Booking] = {}  # by the name of each turn that has no reply yet
+        self._booked: dict[str, ServerLease] = {}  # by the name of each turn that has no reply yet
         self._places: dict[str, asyncio.Semaphore] = {}  # free places for messages, of each server
         engine: str = self.config.actor_rollout_ref.rollout.name
         self.aborts, self._on_vllm = Aborts(engine), engine == "vllm"
         gates = OmegaConf.select(self.config, "batch_filter.enable_two_gate_filter")
-        self._extra = {"extra_args": {TOP: True}} if gates and self._on_vllm else {}  # ours always returns the largest
+        self._ask_top_log_probs = (
+            {"extra_args": {TOP: True}} if gates and self._on_vllm else {}
+        )  # ours returns them unasked
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
@@ -237,7 +239,7 @@ class StreamingClient(LLMServerClient):
         return len(self._at_servers)
 
     async def _left_after(self, within: float) -> int:
-        """Wait as ``drained``, and ask for nothing."""
+        """Wait until no session is at a server, sending no aborts; return how many are."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._none_at_servers.wait(), within)
         return len(self._at_servers)
@@ -247,8 +249,8 @@ class StreamingClient(LLMServerClient):
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
     ) -> Any:
-        """As verl's; returns when the answer is complete, however often it pauses. Validation has no sessions."""
-        sampling_params = self._unread(sampling_params)
+        """As verl's; returns when the answer is complete, however often it pauses. Validations have no session."""
+        sampling_params = self._without_text(sampling_params)
         session = current_session.get()
         if session is None:
             return await super().generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs)
@@ -271,7 +273,7 @@ class StreamingClient(LLMServerClient):
 
     async def _add_to(self, answer: ResumableAnswer, session: Session, request_id: str, **request: Any) -> None:
         """Ask for an answer, or for the rest of it. The session is at a server until the reply."""
-        request["sampling_params"] |= self._extra
+        request["sampling_params"] |= self._ask_top_log_probs
         self._enter(session)
         try:
             output = await super().generate(request_id, **request)
@@ -281,7 +283,7 @@ class StreamingClient(LLMServerClient):
         finally:
             self._leave(session)
 
-    def _unread(self, sampling_params: dict[str, Any]) -> dict[str, Any]:
+    def _without_text(self, sampling_params: dict[str, Any]) -> dict[str, Any]:
         """Add what spares vLLM the text, which nobody reads unless there are stop strings to find in it."""
         if not self._on_vllm or sampling_params.get("stop"):
             return sampling_params
@@ -291,7 +293,7 @@ class StreamingClient(LLMServerClient):
         return {**quick, **sampling_params}
 
     def _enter(self, session: Session) -> None:
-        """Note that the session is at a server."""
+        """Count the session as at a server, also before one is chosen."""
         self._at_servers.add(session)
         self._none_at_servers.clear()
 
@@ -329,7 +331,7 @@ class StreamingClient(LLMServerClient):
             self._enter(turn.session)
             groups.setdefault(turn.session.uid, []).append(turn)
         choose = LLMServerClient._acquire_server  # verl's own, which waits for no place
-        about = {uid: taken_by(choose, prompt_ids=group[0].prompt_ids) for uid, group in groups.items()}
+        about = {uid: accepted_keywords(choose, prompt_ids=group[0].prompt_ids) for uid, group in groups.items()}
         chosen = (choose(self, uid, **known) for uid, known in about.items())
         servers = await asyncio.gather(*chosen, return_exceptions=True)
         parts: dict[str, tuple[Any, list[TurnRequest]]] = {}
@@ -337,7 +339,7 @@ class StreamingClient(LLMServerClient):
             if isinstance(server, BaseException):
                 self._reply([Reply(turn, server) for turn in group], deliver)
                 continue
-            self._booked |= dict.fromkeys((turn.name for turn in group), Booking(uid, server[0], len(group)))
+            self._booked |= dict.fromkeys((turn.name for turn in group), ServerLease(uid, server[0], len(group)))
             parts.setdefault(server[0], (server[1], []))[1].extend(group)
         await asyncio.gather(*(self._ask_server(name, *part, deliver) for name, part in parts.items()))
 
@@ -352,7 +354,7 @@ class StreamingClient(LLMServerClient):
             requests: Requests = []
             for turn in waiting.values():
                 turn.session.server, turn.session.request_id = server, turn.name
-                requests.append((turn.name, turn.prompt_ids, self._unread(turn.params) | self._extra))
+                requests.append((turn.name, turn.prompt_ids, self._without_text(turn.params) | self._ask_top_log_probs))
             try:
                 async for outcomes in exchanged(server, requests):
                     self._reply([Reply(waiting.pop(one), made) for one, made in outcomes], deliver)
@@ -368,7 +370,7 @@ class StreamingClient(LLMServerClient):
             if booking := self._booked.pop(reply.turn.name, None):
                 booking.unanswered -= 1
                 if not booking.unanswered:
-                    about = taken_by(LLMServerClient._release_server, request_id=booking.uid)
+                    about = accepted_keywords(LLMServerClient._release_server, request_id=booking.uid)
                     super()._release_server(booking.server_id, **about)
         if replies:
             deliver(replies)
@@ -387,7 +389,7 @@ class StreamingClient(LLMServerClient):
         super()._release_server(server_id, *about, **named)
 
     def _place_at(self, server: str) -> asyncio.Semaphore:
-        """Messages beyond the concurrency of the server's actor wait for a place: aborts must not queue behind them."""
+        """Return the places for messages at a server. Further ones wait here: aborts must not queue behind them."""
         if server not in self._places:
             rollout = self.config.actor_rollout_ref.rollout
             at_once = max(1000 - CONTROL_METHOD_CONCURRENCY, rollout.max_num_seqs)
