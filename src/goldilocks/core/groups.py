@@ -7,8 +7,8 @@ short answers, which arrive first, would decide when a group stops.
 An index is in exactly one of four places: settled (below ``settled``), ``ahead`` (arrived, with a gap before it),
 ``in_flight`` (at the engine) or ``unsent``. A rollout that failed is asked for again under a new index.
 
-A judged group is kept or dropped. Kept groups are taken in hand, then trained or put back; dropped ones may fill a batch
-up. When a group changes state its tokens change accounts. Its prompt is released when no group holds it.
+A judged group is kept or dropped. Kept groups are taken in hand, then trained or put back; dropped ones may fill up a
+batch. When a group changes state its tokens change accounts. Its prompt is released when no group holds it.
 
 Groups and rollouts are saved as JSON values; a payload must be one too. A saved group names its prompt by key and
 index; ``core.source.find_prompt`` finds it in today's data, which may have another order.
