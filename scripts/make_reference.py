@@ -70,7 +70,7 @@ loses without the others:
 
 ```
 ok    plug-in         live in a Ray worker, 9 additions
-ok    patches         12 of 12 live: process-group, critic-attention, trl-value-heads, log-probs, one-pass, …
+ok    patches         13 of 13 live: process-group, critic-attention, trl-value-heads, log-probs, one-pass, …
 ```
 
 With the package installed and nothing of ours asked for, every function is verl's own. The environment variable
