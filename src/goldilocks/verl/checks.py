@@ -35,6 +35,7 @@ OUR_MODES = ("goldilocks", "goldilocks_async")  # trainer.v1.trainer_mode
 CAN_PAUSE = ("transformers", "vllm")
 SAMPLER = "trainer.v1.sampler"
 VERLS_BOUNDS = {"max_off_policy_threshold": 8, "max_off_policy_strategy": "drop"}  # verl's defaults
+SKIPS = ("skip.rollout.enable", "skip.rollout_tq.enable")
 SPLITS = ("train", "val")
 FROM_FILES = ("-c", "--config", "hydra.searchpath", "recipe", "task")  # how words begin that have Hydra read files
 MANAGER = "goldilocks.verl.dispatch.worker.StreamingManager"
@@ -201,8 +202,8 @@ def _mistakes(config: DictConfig) -> list[str]:
 
 def check_v1(config: DictConfig) -> None:
     """Raise ``ValueError`` for a config that the V1 trainer does not support, or would ignore."""
-    _mistakes(config)
     with_us = "with trainer.v1.trainer_mode=goldilocks"
+    _check_both(config, Settings.from_config(config), with_us)
     key = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
     manager = value_at(config, key)
     require(manager in (None, MANAGER), key, manager, f"none {with_us}, or {MANAGER}")
@@ -214,33 +215,31 @@ def check_v1(config: DictConfig) -> None:
         accepted = f"{default} (verl's default, not used) with trainer.v1.trainer_mode=goldilocks or goldilocks_async; "
         accepted += "algorithm.filter_groups.max_carry_steps bounds the age of what is trained"
         require(value == default, f"{SAMPLER}.{name}", value, accepted)
-    _check_older_rows(config, Settings.from_config(config))
     # Rollouts pause where a server ends a request on demand and returns what it has written.
     key = "algorithm.filter_groups.on_full"
     on_full, engine = value_at(config, key), config.actor_rollout_ref.rollout.get("name", None)
     accepted = f"finish or requeue with rollout.name={engine}; partial needs {' or '.join(CAN_PAUSE)}"
     require(on_full != OnFull.PARTIAL or engine in CAN_PAUSE, key, on_full, accepted)
-    _check_reward_model(config, f"{with_us}, since a group is judged when its rollouts arrive and needs their rewards")
 
 
-def _check_older_rows(config: DictConfig, settings: Settings) -> None:
+def _check_both(config: DictConfig, settings: Settings, trainer: str) -> None:
+    """Check what holds on V1 and V0; ``trainer`` says which it is."""
     from goldilocks.losses.policy_loss import check_older_rows  # imports torch
 
+    _mistakes(config)
     if settings.carries_groups:
         check_older_rows(config, settings.surplus().max_carry_steps)
-
-
-def _check_reward_model(config: DictConfig, why: str) -> None:
-    model = config.reward.reward_model
-    apart = model.enable_resource_pool
-    require(not model.enable or apart, "reward.reward_model.enable_resource_pool", apart, f"True {why}")
+    model, key = config.reward.reward_model, "reward.reward_model.enable_resource_pool"
+    accepted = f"True {trainer}, since a group is judged when its rollouts arrive and needs their rewards"
+    require(not model.enable or model.enable_resource_pool, key, False, accepted)
+    for key in SKIPS:
+        accepted = f"False {trainer}, whose step is no one batch of prompts: its rollouts cannot be taken from a file"
+        require(not value_at(config, key), key, True, accepted)
 
 
 def check_v0(config: DictConfig, settings: Settings) -> None:
     """Raise ``ValueError`` for a config that the V0 trainer does not support."""
-    _mistakes(config)
-    _check_older_rows(config, settings)
-    _check_reward_model(config, "since groups are judged by rewards while the rollout servers hold the GPUs")
+    _check_both(config, settings, "on verl's V0 trainer")
     estimator = config.algorithm.adv_estimator
     require(estimator != "remax", "algorithm.adv_estimator", "remax", "an estimator without a greedy baseline")
     on_full = settings.surplus().on_full

@@ -37,12 +37,20 @@ def our_recipe() -> Any:
         ("trainer.v1.sampler.custom_sampler.path", "pkg://mine"),
         ("reward.reward_model.enable", True),
         ("actor_rollout_ref.rollout.agent.agent_loop_manager_class", "mine.Manager"),
+        ("skip.rollout_tq.enable", True),
     ],
 )
 def test_what_would_be_ignored_is_refused_by_its_key(key: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"{key}.* is not accepted: .* with trainer\.v1\.trainer_mode=goldilocks"):
         check_v1(config(**{key: value}))
     check_v1(config())
+
+
+def test_rollouts_from_a_file_are_refused_on_v0_which_asks_for_several_rounds_in_a_step() -> None:
+    """verl gives the second round of a step the rollouts of the first."""
+    skipping = config(**{"skip.rollout.enable": True, "skip.rollout.steps": [1]})
+    with pytest.raises(ValueError, match=r"skip\.rollout\.enable=True is not accepted: False on verl's V0 trainer"):
+        check_v0(skipping, Settings.from_config(skipping))
 
 
 def test_what_our_server_cannot_do_is_refused_by_the_trainer_too() -> None:
