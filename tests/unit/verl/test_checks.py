@@ -67,13 +67,18 @@ def test_verls_bounds_on_age_are_refused_and_ours_is_named(mode: str, name: str,
         check_v1(config(**{"trainer.v1.trainer_mode": mode, key: value}))
 
 
-def test_devices_that_train_are_not_lent_to_generation_by_the_asynchronous_trainer() -> None:
-    """verl's loop would lend them, and take them back, where ours issues prompts in its own way."""
-    rollout, switch = "actor_rollout_ref.rollout", "trainer.v1.separate_async.hybrid_rollout.enable_switch"
+@pytest.mark.parametrize(
+    ("name", "value", "accepted"), [("hybrid_rollout.enable_switch", True, "False"), ("num_warmup_batches", 2, "1")]
+)
+def test_the_asynchronous_trainer_lends_no_devices_and_begins_one_batch_ahead(
+    name: str, value: Any, accepted: str
+) -> None:
+    """verl's loop would do either otherwise, where ours issues prompts in its own way."""
+    rollout, key = "actor_rollout_ref.rollout", f"trainer.v1.separate_async.{name}"
     keys = {f"{rollout}.nnodes": 1, f"{rollout}.checkpoint_engine.backend": "ray"}
     prepare(config(**keys))
-    with pytest.raises(ValueError, match=rf"{switch}=True is not accepted: False.*goldilocks_async"):
-        prepare(config(**keys, **{switch: True}))
+    with pytest.raises(ValueError, match=rf"{key}={value} is not accepted: {accepted}.*goldilocks_async"):
+        prepare(config(**keys, **{key: value}))
 
 
 def test_gspo_is_refused_where_groups_are_carried_and_not_where_none_are() -> None:

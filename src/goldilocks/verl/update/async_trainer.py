@@ -102,8 +102,10 @@ def prepare(config: DictConfig) -> None:
         engine.backend,
         _with("ray (any machine), nccl (GPUs) or another of verl's between devices"),
     )
-    lent = "trainer.v1.separate_async.hybrid_rollout.enable_switch"
+    lent, ahead = (f"trainer.v1.separate_async.{key}" for key in ("hybrid_rollout.enable_switch", "num_warmup_batches"))
     require(not OmegaConf.select(config, lent), lent, True, _with("False: the trainer's devices do not generate"))
+    batches = OmegaConf.select(config, ahead)
+    require(batches in (None, 1), ahead, batches, _with("1: the groups of one batch are begun ahead"))
     on_full = groups.get("on_full", OnFull.PARTIAL)
     accepted = _with("partial, or left out: generation never pauses")
     require(on_full in (OnFull.PARTIAL, OnFull.FINISH), "algorithm.filter_groups.on_full", on_full, accepted)
