@@ -32,6 +32,7 @@ from goldilocks.core.source import TablePrompts
 from goldilocks.dotted_keys import value_at
 from goldilocks.drive.driver import Driver, Epochs
 from goldilocks.drive.rehearsal import rehearse
+from goldilocks.errors import require
 from goldilocks.hashing import MEDIA
 from goldilocks.runs.checkpoints import FILE
 from goldilocks.runs.history import accuracy_by, value_of
@@ -243,7 +244,13 @@ class UpdatesPerEpoch(Epochs):
 
     def __init__(self, trainer: Any, collector: Collector) -> None:
         """``trainer`` is that section of verl's config."""
-        super().__init__(collector, trainer.total_epochs if trainer.total_training_steps is None else None)
+        steps, epochs, batch = trainer.total_training_steps, trainer.total_epochs, collector.target_groups
+        super().__init__(collector, epochs if steps is None else None)
+        accepted = f"at most {self.size}, the prompts there are: without trainer.total_training_steps no update is made"
+        require(steps is not None or batch <= self.size, "data.train_batch_size", batch, accepted)
+        if 0 < (ended := self.size // batch * epochs) < (steps or 0):
+            said = f"verl's own trainer would end after trainer.total_epochs={epochs}, {ended} updates; this run makes"
+            print(f"Goldilocks: {said} trainer.total_training_steps={steps}")
 
     def __rfloordiv__(self, updates: int) -> int:
         """verl asks for ``updates // updates_per_epoch`` and ends at ``total_epochs``; ``over`` decides the end."""

@@ -54,6 +54,22 @@ def test_a_number_of_updates_has_the_last_word() -> None:
     assert 7 // epochs == collector.prompts_issued // 2  # verl's question
 
 
+def test_epochs_that_would_end_the_run_on_verls_own_trainer_and_do_not_here_are_said(capsys: Any) -> None:
+    for steps, said in ((24, ""), (25, "after trainer.total_epochs=3, 24 updates; this run makes trainer.total_tr")):
+        UpdatesPerEpoch(trainer(epochs=3, steps=steps), plain_collector(48, target_groups=6))
+        out = capsys.readouterr().out
+        assert said in out
+        assert bool(out) == bool(said)
+
+
+def test_a_batch_of_more_prompts_than_there_are_is_refused_where_epochs_end_the_run() -> None:
+    """verl counts no batch in an epoch then, and so no update in the run."""
+    collector = plain_collector(5, target_groups=6)
+    UpdatesPerEpoch(trainer(epochs=3, steps=2), collector)
+    with pytest.raises(ValueError, match=r"data\.train_batch_size=6 is not accepted: at most 5, the prompts there are"):
+        UpdatesPerEpoch(trainer(epochs=3), collector)
+
+
 def test_verl_is_told_the_last_epoch_until_the_run_is_over() -> None:
     collector = plain_collector(2, gen_batch_size=6)
     epochs = UpdatesPerEpoch(trainer(epochs=1), collector)
