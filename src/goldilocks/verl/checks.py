@@ -161,6 +161,8 @@ def check_with_verl() -> None:
         if named or has_ours(config):
             with in_one_line():
                 check_entry(config)
+                if uses_collector(config):
+                    check_run(config)
         original(config, *args, **kwargs)
 
     module.validate_config = validate_config
@@ -212,8 +214,7 @@ def check_v1(config: DictConfig) -> None:
     require(not value_at(config, key), key, value_at(config, key), f"none {with_us}, {policies}")
     for name, default in VERLS_BOUNDS.items():  # which cannot be told from values that a user chose
         value = config.trainer.v1.sampler.get(name, default)
-        accepted = f"{default} (verl's default, not used) with trainer.v1.trainer_mode=goldilocks or goldilocks_async; "
-        accepted += "algorithm.filter_groups.max_carry_steps bounds the age of what is trained"
+        accepted = f"{default} (verl's default, not used) {with_us}; algorithm.filter_groups.max_carry_steps bounds age"
         require(value == default, f"{SAMPLER}.{name}", value, accepted)
     # Rollouts pause where a server ends a request on demand and returns what it has written.
     key = "algorithm.filter_groups.on_full"

@@ -132,6 +132,12 @@ def test_verls_command_is_looked_at_where_its_words_name_a_key_of_ours(word: str
 
 FILE_OF_KEYS = ["--config-dir=d", "--config-name=mine"]
 THOMPSON = "goldilocks.selector=thompson: no effect with trainer."
+OURS = {"trainer.use_v1": True, "trainer.v1.trainer_mode": "goldilocks"}
+GSPO = {
+    "actor_rollout_ref.actor.policy_loss.loss_mode": "gspo",
+    "actor_rollout_ref.actor.loss_agg_mode": "seq-mean-token-mean",
+    "actor_rollout_ref.actor.use_dynamic_bsz": True,
+}
 
 
 @pytest.mark.parametrize(
@@ -141,11 +147,12 @@ THOMPSON = "goldilocks.selector=thompson: no effect with trainer."
         (["-cn", "mine"], {"goldilocks.selector": "thompson"}, THOMPSON),
         (FILE_OF_KEYS, {"goldiloks.selector": "thompson"}, "'goldiloks' is a section that nobody reads"),
         (FILE_OF_KEYS, {"goldilocks.selector": "uniform"}, None),
+        (["trainer.v1.trainer_mode=goldilocks"], {**OURS, **GSPO}, "loss_mode=gspo with clip_ratio_low=0.2"),
         (FILE_OF_KEYS, {"n_resp_per_prompt": 16}, None),  # a variable of the file's own
         (["+recipe=dapo_strata", "trainer.use_v1=False"], our_recipe, THOMPSON),
     ],
 )
-def test_verls_command_says_what_has_no_effect_of_a_recipe_or_a_file_of_keys(
+def test_verls_command_says_what_has_no_effect_and_what_is_likely_a_mistake(
     words: list[str], keys: Any, said: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("sys.argv", ["main_ppo.py", *words])
@@ -164,7 +171,7 @@ def test_verls_command_with_a_file_of_keys_refuses_what_our_trainer_would(monkey
     monkeypatch.setattr("sys.argv", ["main_ppo.py", *FILE_OF_KEYS])
     monkeypatch.setattr("verl.utils.config.validate_config", lambda **_: None)
     check_with_verl()
-    keys = {"trainer.use_v1": True, "trainer.v1.trainer_mode": "goldilocks", "actor_rollout_ref.rollout.mode": "sync"}
+    keys = {**OURS, "actor_rollout_ref.rollout.mode": "sync"}
     with pytest.raises(ValueError, match=r"rollout\.mode='sync' is not accepted: async"):
         verl_config.validate_config(config=config(**keys), use_reference_policy=False, use_critic=False)
 
