@@ -127,8 +127,8 @@ class Driven:
         self.driver = driver
 
     def _mini_batches(self, section: Any) -> int:
-        """How many mini-batches of the actor's or the critic's section are a batch; both are counted in prompts."""
-        return max(1, round(self.config.data.train_batch_size / section.ppo_mini_batch_size))
+        """How many mini-batches of the actor's or the critic's section are a batch, a last smaller one counted too."""
+        return int(-(-self.config.data.train_batch_size // section.ppo_mini_batch_size))  # both counted in prompts
 
     def _end_if_over(self, metrics: dict[str, float]) -> bool:
         """Return whether this update is the last: the budget is spent, or the epochs are over.

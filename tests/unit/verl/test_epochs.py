@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from goldilocks import Collector, Surplus
 from goldilocks.config.settings import Settings
 from goldilocks.core.filters import Variance
-from goldilocks.verl.driven import UpdatesPerEpoch, schedule_note
+from goldilocks.verl.driven import Driven, UpdatesPerEpoch, schedule_note
 from goldilocks.verl.v0.python_config import TrainerConfig
 
 
@@ -68,6 +68,14 @@ def test_a_batch_of_more_prompts_than_there_are_is_refused_where_epochs_end_the_
     UpdatesPerEpoch(trainer(epochs=3, steps=2), collector)
     with pytest.raises(ValueError, match=r"data\.train_batch_size=6 is not accepted: at most 5, the prompts there are"):
         UpdatesPerEpoch(trainer(epochs=3), collector)
+
+
+@pytest.mark.parametrize(("batch", "mini", "updates"), [(8, 4, 2), (8, 8, 1), (10, 8, 2), (20, 8, 3)])
+def test_a_batch_is_as_many_mini_batches_as_on_verls_own_trainer(batch: int, mini: int, updates: int) -> None:
+    """verl pads the last one to the size of the others."""
+    driven = Driven()
+    driven.config = OmegaConf.create({"data": {"train_batch_size": batch}})
+    assert driven._mini_batches(OmegaConf.create({"ppo_mini_batch_size": mini})) == updates
 
 
 def test_verl_is_told_the_last_epoch_until_the_run_is_over() -> None:
