@@ -25,6 +25,7 @@ from goldilocks.dotted_keys import dotted_keys, value_at
 logger = logging.getLogger(__name__)
 
 ERROR = "error"  # of goldilocks.on_stale_weights
+NOT_JUDGED = "here the engine's log-probs are not the trainer's by design, as with top_p or quantization, or not kept"
 IN_A_ROW = 2  # updates beyond the limit before the guard speaks
 RECENT = 20  # sound gaps that the next one is compared with
 GROWTH = 4.0  # the limit, in medians of the recent gaps
@@ -42,6 +43,8 @@ class WeightsGuard:
 
     def __init__(self, action: str, *, exact: bool, judges: bool = True) -> None:
         """``exact``: both sides compute in fp32. ``judges``: there is no reason other than old weights for a gap."""
+        if action == ERROR and not judges:
+            logger.warning("goldilocks.on_stale_weights=error has no effect: %s", NOT_JUDGED)
         self._action = action
         self._bounds = FP32 if exact else HALF
         self.judges = judges  # whether a gap means something, and nothing was said of it yet

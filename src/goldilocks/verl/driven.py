@@ -118,13 +118,9 @@ class Driven:
         source = DatasetSource(self.train_dataset)
         rehearse(self.settings, source)
         self.collector = self.settings.collector(source, loader_order(self.train_dataloader.sampler))
-        if note := schedule_note(self.config, self.settings, self.total_training_steps):
-            print(note)
-
-    def _drive(self, driver: Driver) -> None:
-        if note := untested("verl"):
-            print(note)
-        self.driver = driver
+        for note in (schedule_note(self.config, self.settings, self.total_training_steps), untested("verl")):
+            if note:
+                print(note)
 
     def _mini_batches(self, section: Any) -> int:
         """How many mini-batches of the actor's or the critic's section are a batch, a last smaller one counted too."""

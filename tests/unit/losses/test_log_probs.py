@@ -52,8 +52,10 @@ def test_an_update_without_a_fresh_row_says_nothing_and_is_not_counted() -> None
 
 def test_where_something_else_explains_a_gap_it_is_a_metric_only(caplog: pytest.LogCaptureFixture) -> None:
     guard = WeightsGuard("error", exact=True, judges=False)
+    (said,) = warnings(caplog)
+    assert said.startswith("goldilocks.on_stale_weights=error has no effect")
     assert [guard.observe(0.5) for _ in range(3)] == [{METRIC: 0.5}] * 3
-    assert warnings(caplog) == []
+    assert warnings(caplog) == [said]
 
 
 @given(st.floats(1e-4, 0.049), st.lists(st.floats(1.0, GROWTH), max_size=20))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 from torch import Tensor
 from verl.protocol import DataProto
 from verl.trainer.config import AlgoConfig
@@ -98,7 +99,7 @@ def test_a_penalty_that_would_count_for_the_last_row_alone_is_refused(estimator:
 
 
 def test_a_penalty_of_each_token_counts_in_every_row() -> None:
-    algorithm = SimpleNamespace(adv_estimator="gae", use_kl_in_reward=True)
+    algorithm = OmegaConf.create({"adv_estimator": "gae", "use_kl_in_reward": True})
     with counting_rollouts(algorithm, ["g_0_0", "g_0_1"]):
         assert algorithm.adv_estimator == "gae"
 

@@ -219,14 +219,16 @@ def weights_guard(config: DictConfig, action: str) -> WeightsGuard:
     The gap is not judged where the two sides differ by design. The engine's log-probs are those of the distribution
     that it samples from, which top-k and top-p cut; with ``logprobs_mode=raw_logprobs`` they are without the
     temperature, by which the trainer divides. Quantized weights are other weights, and experts that each side chooses
-    for itself are other layers.
+    for itself are other layers. In bypass mode the trainer has none of its own.
     """
     rollout = config.actor_rollout_ref.rollout
     exact = all(value_at(config, f"actor_rollout_ref.{key}") in FLOAT_LIST for key in PRECISIONS)
     whole = rollout.get("top_p", 1.0) >= 1 and rollout.get("top_k", -1) <= 0
     scaled = rollout.get("logprobs_mode") != "raw_logprobs" or rollout.get("temperature", 1.0) == 1
     same = not rollout.get("quantization") and (rollout.get("enable_rollout_routing_replay") or not _is_routed(config))
-    return WeightsGuard(action, exact=exact, judges=bool(whole and scaled and same))
+    apart = not is_bypassed(value_at(config, "algorithm.rollout_correction"))
+    known = rollout.get("calculate_log_probs", True) and apart
+    return WeightsGuard(action, exact=exact, judges=bool(whole and scaled and same and known))
 
 
 def _is_routed(config: DictConfig) -> bool:

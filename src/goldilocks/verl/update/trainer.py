@@ -115,12 +115,12 @@ class CollectorTrainer(Driven, Base):
     def __init__(self, config: DictConfig) -> None:
         self.settings = Settings.from_config(config)
         check_v1(config)
-        self.weights_guard = weights_guard(config, self.settings.policies.on_stale_weights)
         guard_if_asked(config)
         with open_dict(config):
             config.actor_rollout_ref.rollout.agent.agent_loop_manager_class = MANAGER
             if self.settings.trains_older_groups:  # against the log-probs that the rollout engine returns
                 config.actor_rollout_ref.rollout.calculate_log_probs = True
+        self.weights_guard = weights_guard(config, self.settings.policies.on_stale_weights)
         config.algorithm.adv_estimator = estimator_for(self.settings)
         self._logged_before = logged_before(config.trainer)
         super().__init__(config)
@@ -162,7 +162,7 @@ class CollectorTrainer(Driven, Base):
         kind, coefficient = self.config.algorithm.kl_penalty, lambda: self.kl_ctrl_in_reward.value
         gate = build_gate(self.settings, kind, coefficient, lambda: self._policy, self._prepare)
         budget, epochs = self.settings.budget(), self.steps_per_epoch
-        self._drive(Driver(self.collector, backend, backend.rows, gate, budget=budget, epochs=epochs))
+        self.driver = Driver(self.collector, backend, backend.rows, gate, budget=budget, epochs=epochs)
         self.replay_buffer.driver = self.driver
         mini_batches = self._mini_batches(self.config.actor_rollout_ref.actor)
         patched = in_force("one-pass")
@@ -366,12 +366,8 @@ def counting_rollouts(algorithm: Any, keys: Sequence[str]) -> Iterator[None]:
         yield
         return
     rows = [(split_row_key(key), part_of_row(key)) for key in keys]
-    before, algorithm.adv_estimator = algorithm.adv_estimator, several_rows_estimator(algorithm)
-    try:
-        with rows_of_rollouts(rows):
-            yield
-    finally:
-        algorithm.adv_estimator = before
+    with changed(algorithm, adv_estimator=several_rows_estimator(algorithm)), rows_of_rollouts(rows):
+        yield
 
 
 def several_rows_estimator(algorithm: Any) -> str:

@@ -82,9 +82,9 @@ class RayPPOTrainerWithSampling(Driven, RayPPOTrainer):
             kwargs["val_dataset"] = Subset(data, [0])  # verl requires one; it is never used
         self.settings = Settings.from_config(config)
         check_v0(config, self.settings)
-        self.weights_guard = weights_guard(config, self.settings.policies.on_stale_weights)
         if self.settings.trains_older_groups:
             config.actor_rollout_ref.rollout.calculate_log_probs = True
+        self.weights_guard = weights_guard(config, self.settings.policies.on_stale_weights)
         self._routed = route(config, reward_fn, val_reward_fn)
         guard_if_asked(config)
         self.rows = ProtoRows()
@@ -105,7 +105,7 @@ class RayPPOTrainerWithSampling(Driven, RayPPOTrainer):
         ends = [self.tokenizer.eos_token_id]
         backend = GenerationBatches(manager, collector, self.rows, self._prompts, super()._get_gen_batch, ends)
         budget, epochs = self.settings.budget(), UpdatesPerEpoch(self.config.trainer, collector)
-        self._drive(Driver(collector, backend, self.rows, self._gate(), budget=budget, epochs=epochs))
+        self.driver = Driver(collector, backend, self.rows, self._gate(), budget=budget, epochs=epochs)
         self.async_rollout_manager = CollectingManager(manager, self.driver, backend, self.rows)
 
     def _gate(self) -> Gate | None:
@@ -126,16 +126,14 @@ class RayPPOTrainerWithSampling(Driven, RayPPOTrainer):
         trainer, rollout = self.config.trainer, self.config.actor_rollout_ref.rollout
         if "file" in trainer.logger:
             set_aside(log_file(trainer))  # verl opens it anew
-        kept = trainer.balance_batch, trainer.total_epochs, rollout.n, trainer.test_freq, trainer.save_freq
+        kept = {key: trainer[key] for key in ("balance_batch", "total_epochs", "test_freq", "save_freq")}
         try:
-            with self._keeping_what_was_generated():
+            with changed(trainer, **kept), changed(rollout, n=rollout.n), self._keeping_what_was_generated():
                 super().fit()
         except _Over:  # what ``fit`` does after an update that it knew to be the last
             if hasattr(self.actor_rollout_wg, "async_calls_finalize_fn_exec"):
                 self.actor_rollout_wg.async_calls_finalize_fn_exec(blocking=True)  # Megatron may still be saving
             self._shutdown_dump_executor()
-        finally:
-            trainer.balance_batch, trainer.total_epochs, rollout.n, trainer.test_freq, trainer.save_freq = kept
         print(self.driver.closing(), flush=True)
 
     def _begin_training(self) -> None:

@@ -70,7 +70,7 @@ class Trainer(CollectorTrainer, Verl):  # type: ignore[misc]
         gate = build_gate(self.settings, "kl", lambda: 0.0, lambda: 0, self._prepare)
         backend = Answers(self._answers)
         backend.refilling = self._refilling  # type: ignore[method-assign]
-        self._drive(Driver(self.collector, backend, self.rows, gate))
+        self.driver = Driver(self.collector, backend, self.rows, gate)
 
     def _answers(self, requests: Sequence[Request]) -> Iterator[Rollout]:
         """Every second group has right and wrong answers; the batch filter refuses the others, which have none."""

@@ -152,12 +152,23 @@ def test_the_precision_of_both_sides_decides_what_rounding_explains(rollout: str
 
 @pytest.mark.parametrize(
     "other",
-    [{"top_p": 0.9}, {"top_k": 20}, {"logprobs_mode": "raw_logprobs", "temperature": 0.7}, {"quantization": "fp8"}],
+    [
+        {"top_p": 0.9},
+        {"top_k": 20},
+        {"logprobs_mode": "raw_logprobs", "temperature": 0.7},
+        {"quantization": "fp8"},
+        {"calculate_log_probs": False},
+        {"bypass_mode": True},
+    ],
     ids=str,
 )
-def test_log_probs_of_another_distribution_than_the_trainers_are_not_judged(other: dict[str, Any]) -> None:
-    config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"dtype": "float32", **other}, "actor": {}}})
-    guard = weights_guard(config, "error")
+def test_log_probs_that_differ_by_design_or_are_not_there_are_not_judged_which_is_said(
+    other: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    parts = {"rollout": {"dtype": "float32", **other}, "actor": {}}
+    algorithm = {"rollout_correction": {"bypass_mode": other.get("bypass_mode", False)}}
+    guard = weights_guard(OmegaConf.create({"actor_rollout_ref": parts, "algorithm": algorithm}), "error")
+    assert "goldilocks.on_stale_weights=error has no effect" in caplog.text
     assert [guard.observe(1.0) for _ in range(3)] == [{"rollout/weights_gap": 1.0}] * 3
 
 
