@@ -37,6 +37,7 @@ ON_STALE_WEIGHTS = ("warn", "error")
 UNNAMED = (None, REWARD)  # verl's own default is the reward: it cannot be told from a metric that nobody named
 REWARD_METRICS = ("seq_reward", FINAL_METRIC)  # the summed token-level score
 SHOWN = 256  # prompts, spread evenly, whose mean belief is logged for a value of a column of validate_by
+READING = "Goldilocks reads the texts of the prompts for their strata: {:,} of {:,}"
 PRIORS = ("flat", "strata", "oracle")
 
 
@@ -273,7 +274,7 @@ class Settings:
         names: list[str] = []
         shown: dict[str, np.ndarray] = {}
         if self.policies.prior == "strata":
-            divisions = self.strata().of(source, _tell_strata)
+            divisions = self.strata().of(source, lambda done, size: print(READING.format(done, size), flush=True))
             for column in [one for one in self.strata().columns if one in self.policies.validate_by]:
                 values = source.column(column, "goldilocks.strata.columns")
                 labels = np.array([belief_name(column, value) for value in values])
@@ -337,22 +338,26 @@ class Settings:
 
     def without_effect(self) -> list[str]:
         """Return a sentence on every key that is set and not read, with the settings that would read it."""
-        policies, columns = self.policies, list(self.strata().columns)
+        policies, groups, columns = self.policies, self.filter_groups, list(self.strata().columns)
         found: list[tuple[str, object, str]] = []
         if columns and policies.prior == "flat":
             found.append(("goldilocks.strata.columns", columns, "goldilocks.prior=strata"))
-        chooses = policies.selector not in ("uniform", "greso")
         asks = self.adaptive.enable is False and policies.allocator in ("knapsack", "sequential")
-        own = policies.allocator is not None and ":" in policies.allocator
-        if policies.prior != "flat" and not (chooses or asks or own):
+        weighs = asks or policies.selector == "frontier" or ":" in f"{policies.selector}{policies.allocator}"
+        if policies.prior != "flat" and not (weighs or policies.selector == "thompson"):
             needed = "a selector or an allocator that reads beliefs: goldilocks.selector=frontier or thompson"
             found.append(("goldilocks.prior", policies.prior, needed))
+        if policies.cost != str(Cost.TOKENS) and not weighs:
+            found.append(("goldilocks.cost", policies.cost, "selector=frontier, or allocator=sequential or knapsack"))
+        if not groups.enable:
+            needed = "algorithm.filter_groups.enable=True; a filter of goldilocks.filter has its own, in filter_kwargs"
+            named = {key: vars(groups)[key] for key in ("metric", "min_std") if vars(groups)[key] not in UNNAMED}
+            found += [(f"algorithm.filter_groups.{key}", value, needed) for key, value in named.items()]
         if not self.adaptive.enable:
             usual = AdaptiveRollout(positive_threshold=self.adaptive.positive_threshold)
             changed = {key: value for key, value in vars(self.adaptive).items() if value != vars(usual)[key]}
-            found += [
-                (f"adaptive_rollout.{key}", value, "adaptive_rollout.enable=True") for key, value in changed.items()
-            ]
+            needed = "adaptive_rollout.enable=True"
+            found += [(f"adaptive_rollout.{key}", value, needed) for key, value in changed.items()]
         return [f"{key}={value!r} has no effect: it is read with {needed}" for key, value, needed in found]
 
     def collector(
@@ -387,7 +392,3 @@ class Settings:
             seed=self.seed,
             components=components or tuple(self.rewards().functions or ()),
         )
-
-
-def _tell_strata(done: int, size: int) -> None:
-    print(f"Goldilocks reads the texts of the prompts for their strata: {done:,} of {size:,}", flush=True)

@@ -275,6 +275,9 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are() -> None:
         (["goldilocks.prior=strata"], "goldilocks.prior='strata' has no effect: it is read with a selector"),
         (["goldilocks.strata.columns=[level]"], "goldilocks.strata.columns=['level'] has no effect"),
         (["adaptive_rollout.max_n=64"], "adaptive_rollout.max_n=64 has no effect: it is read with adaptive_rollout.en"),
+        (["goldilocks.cost=rollouts", "goldilocks.selector=thompson"], "goldilocks.cost='rollouts' has no effect"),
+        (["algorithm.filter_groups.min_std=0.1"], "algorithm.filter_groups.min_std=0.1 has no effect"),
+        (["algorithm.filter_groups.metric=a", "goldilocks.filter=band"], "algorithm.filter_groups.metric='a' has no"),
     ],
 )
 def test_a_key_without_effect_is_said(overrides: list[str], key: str, caplog: Any) -> None:
@@ -283,6 +286,7 @@ def test_a_key_without_effect_is_said(overrides: list[str], key: str, caplog: An
     assert next(record.message for record in caplog.records if "no effect" in record.message).startswith(key)
     caplog.clear()
     wanted = ["goldilocks.prior=strata", "goldilocks.strata.columns=[level]", "goldilocks.selector=frontier"]
+    wanted += ["goldilocks.cost=rollouts", "algorithm.filter_groups.enable=true", "algorithm.filter_groups.min_std=0.1"]
     settings(*wanted, "adaptive_rollout.enable=true", "adaptive_rollout.max_n=64").collector(source)
     assert not caplog.records
 
