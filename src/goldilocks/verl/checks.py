@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 OUR_MODES = ("goldilocks", "goldilocks_async")  # trainer.v1.trainer_mode
 CAN_PAUSE = ("transformers", "vllm")
 SAMPLER = "trainer.v1.sampler"
+AGENT = "actor_rollout_ref.rollout.agent"
 VERLS_BOUNDS = {"max_off_policy_threshold": 8, "max_off_policy_strategy": "drop"}  # verl's defaults
 SKIPS = ("skip.rollout.enable", "skip.rollout_tq.enable")
 SPLITS = ("train", "val")
@@ -67,8 +68,7 @@ def check_names(config: DictConfig) -> None:
     for name, accepted in ELSEWHERE.items():
         require(name not in config, name, config.get(name), accepted)
     key = "actor_rollout_ref.rollout.mode"
-    mode = value_at(config, key)
-    require(mode in (None, "async"), key, mode, "async, which is verl's only mode and its default")
+    require(value_at(config, key) in (None, "async"), key, value_at(config, key), "async, verl's only mode and default")
 
 
 def check_inputs(config: DictConfig, splits: Sequence[str] = SPLITS) -> None:
@@ -194,6 +194,12 @@ def _mistakes(config: DictConfig) -> list[str]:
     from goldilocks.losses.policy_loss import check_algorithm  # imports torch
 
     mistakes = check_algorithm(config)
+    graders, loops = (value_at(config, key) for key in ("reward.num_workers", f"{AGENT}.num_workers"))
+    apart = value_at(config, "reward.reward_model.enable") or value_at(config, "reward.sandbox_fusion.url")
+    naive = value_at(config, "reward.reward_manager.name") == "naive" and not apart
+    if naive and graders > loops and uses_collector(config):
+        said = f"reward.num_workers={graders} has no effect: with reward.reward_manager.name=naive agent-loop workers"
+        mistakes.append(f"{said} compute the rewards, {AGENT}.num_workers={loops} of them")
     if config.actor_rollout_ref.rollout.get("name", None) == verl_server.NAME:
         verl_server.check(config.actor_rollout_ref.rollout, config.actor_rollout_ref.model)
         check_text(config.data, f"rollout.name={verl_server.NAME} takes text; or use rollout.name=vllm")
@@ -206,12 +212,10 @@ def check_v1(config: DictConfig) -> None:
     """Raise ``ValueError`` for a config that the V1 trainer does not support, or would ignore."""
     with_us = "with trainer.v1.trainer_mode=goldilocks"
     _check_both(config, Settings.from_config(config), with_us)
-    key = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
-    manager = value_at(config, key)
-    require(manager in (None, MANAGER), key, manager, f"none {with_us}, or {MANAGER}")
+    key = f"{AGENT}.agent_loop_manager_class"
+    require(value_at(config, key) in (None, MANAGER), key, value_at(config, key), f"none {with_us}, or {MANAGER}")
     key = f"{SAMPLER}.custom_sampler.path"
-    policies = "which samples by goldilocks.selector, goldilocks.allocator and goldilocks.filter"
-    require(not value_at(config, key), key, value_at(config, key), f"none {with_us}, {policies}")
+    require(not value_at(config, key), key, value_at(config, key), f"none {with_us}: goldilocks.selector samples")
     for name, default in VERLS_BOUNDS.items():  # which cannot be told from values that a user chose
         value = config.trainer.v1.sampler.get(name, default)
         accepted = f"{default} (verl's default, not used) {with_us}; algorithm.filter_groups.max_carry_steps bounds age"
@@ -241,11 +245,10 @@ def _check_both(config: DictConfig, settings: Settings, trainer: str) -> None:
 def check_v0(config: DictConfig, settings: Settings) -> None:
     """Raise ``ValueError`` for a config that the V0 trainer does not support."""
     _check_both(config, settings, "on verl's V0 trainer")
-    estimator = config.algorithm.adv_estimator
-    require(estimator != "remax", "algorithm.adv_estimator", "remax", "an estimator without a greedy baseline")
-    on_full = settings.surplus().on_full
+    key, estimator = "algorithm.adv_estimator", config.algorithm.adv_estimator
+    require(estimator != "remax", key, estimator, "an estimator without a greedy baseline")
     accepted = "finish or requeue on verl's V0 trainer; trainer.use_v1=True has partial"
-    require(on_full is not OnFull.PARTIAL, "algorithm.filter_groups.on_full", on_full, accepted)
+    require(not settings.surplus().pauses, "algorithm.filter_groups.on_full", OnFull.PARTIAL, accepted)
 
 
 def check_text(data: Any, reader: str, splits: Sequence[str] = SPLITS) -> None:

@@ -193,10 +193,9 @@ class Driven:
             raise Exhausted(f"{error} What was generated is saved in {self._checkpoint}.") from error
 
     def _validate(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.settings.policies.validate_by:
-            return super()._validate(*args, **kwargs)  # type: ignore[misc]
         loader = self.val_dataloader
-        self.val_dataloader = self._validated = RememberingLoader(loader)
+        if self.settings.policies.validate_by:
+            self.val_dataloader = self._validated = RememberingLoader(loader)
         try:
             return super()._validate(*args, **kwargs)  # type: ignore[misc]
         finally:
@@ -244,9 +243,8 @@ class UpdatesPerEpoch(Epochs):
         super().__init__(collector, epochs if steps is None else None)
         accepted = f"at most {self.size}, the prompts there are: without trainer.total_training_steps no update is made"
         require(steps is not None or batch <= self.size, "data.train_batch_size", batch, accepted)
-        if 0 < (ended := self.size // batch * epochs) < (steps or 0):
-            said = f"verl's own trainer would end after trainer.total_epochs={epochs}, {ended} updates; this run makes"
-            print(f"Goldilocks: {said} trainer.total_training_steps={steps}")
+        if 0 < self.size // batch * epochs < (steps or 0):
+            print(f"Goldilocks: total_training_steps={steps} ends this run; verl's ends with total_epochs={epochs}")
 
     def __rfloordiv__(self, updates: int) -> int:
         """verl asks for ``updates // updates_per_epoch`` and ends at ``total_epochs``; ``over`` decides the end."""

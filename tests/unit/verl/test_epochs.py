@@ -55,7 +55,7 @@ def test_a_number_of_updates_has_the_last_word() -> None:
 
 
 def test_epochs_that_would_end_the_run_on_verls_own_trainer_and_do_not_here_are_said(capsys: Any) -> None:
-    for steps, said in ((24, ""), (25, "after trainer.total_epochs=3, 24 updates; this run makes trainer.total_tr")):
+    for steps, said in ((24, ""), (25, "total_training_steps=25 ends this run; verl's ends with total_epochs=3")):
         UpdatesPerEpoch(trainer(epochs=3, steps=steps), plain_collector(48, target_groups=6))
         out = capsys.readouterr().out
         assert said in out
