@@ -55,6 +55,8 @@ START_TOKENS = 4096
 LONGEST = 16_384  # bytes of a row: copying a longer one costs more than a message part of its own
 FEWEST = 8  # rows
 PUT = "PUT"  # the request that gives rows to a storage unit
+# Numbers that verl, which compares them one by one, orders as their float64 are: numpy rounds a float beside a float32.
+PLAIN = {bool, int, float, np.bool_, np.int64, np.float64}
 
 
 # -- log-probs ---------------------------------------------------------------------------------------------------------
@@ -429,7 +431,7 @@ def best_of_all_draws(original: Function) -> Function:
     def bootstrap_metric(
         data: list[Any], subset_size: int, reduce_fns: list[Any], n_bootstrap: int = 1000, seed: int = 42
     ) -> list[tuple[float, float]]:
-        values = np.array(data)
+        values = np.array(data if PLAIN.issuperset(map(type, data)) else None)
         numbers = values.dtype.kind in "biuf" and bool(np.isfinite(values).all())
         if not numbers or any(function not in (np.max, np.min) for function in reduce_fns):
             return original(data, subset_size, reduce_fns, n_bootstrap, seed)

@@ -27,9 +27,12 @@ def test_best_and_worst_are_verls_and_so_is_what_is_drawn_next(values: list[floa
     assert (found, drawn_next) == (VERLS(**asked), np.random.random())
 
 
-@pytest.mark.parametrize("values", [[1.0, float("nan")], ["a", "b"], [10**400, 1]])
-def test_what_is_no_finite_number_is_left_to_verl(values: list[object]) -> None:
-    asked = {"data": values, "subset_size": 2, "reduce_fns": [np.max], "n_bootstrap": 5}
+LEFT = ([1.0, float("nan")], ["a", "b"], [10**400, 1], [[1, 2], [3, 0]], [[1, 2], [3]], [np.float32(0.1), 0.1])
+
+
+@pytest.mark.parametrize("values", LEFT)
+def test_what_is_no_finite_number_of_full_precision_is_left_to_verl(values: list[object]) -> None:
+    asked = {"data": values, "subset_size": 2, "reduce_fns": [np.max], "n_bootstrap": 50}
     outcomes = []
     for function in (VERLS, QUICK):
         try:
