@@ -104,7 +104,10 @@ def check_prompts(config: DictConfig) -> None:
     import pyarrow.parquet as pq
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(Path(config.actor_rollout_ref.model.path).expanduser().as_posix())
+    model = config.actor_rollout_ref.model  # whose tokenizer verl makes so
+    path, own_code = Path(model.tokenizer_path or model.path).expanduser().as_posix(), bool(model.trust_remote_code)
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=own_code)
+    tokenizer.chat_template = model.custom_chat_template or tokenizer.chat_template
     files, key = [file for name in FILES for file in files_of(data[name])], data.get("prompt_key", "prompt")
     for file in (file for file in files if file.endswith(".parquet") and "://" not in file):
         prompts = pq.read_table(Path(file).expanduser(), columns=[key])[key].to_pylist()

@@ -10,9 +10,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from published_world import gsm8k_files, small_model
+from run_files import write_records
+from transformers import AutoTokenizer
 from verl.tools.tool_registry import load_all_tools
 
-from goldilocks.config.recipes import choose, compose_config
+from goldilocks.config.recipes import choose, compose_config, quoted
 from goldilocks.config.sections import reward_calls
 from goldilocks.launch import preflight
 from goldilocks.tasks.published import Gsm8k
@@ -196,3 +198,16 @@ def test_the_calculators_settings_reach_the_tool_that_verl_makes(monkeypatch):
     assert (tool.name, tool.config["seconds"], tool.config["fail_every"]) == ("calculator", "0.5", "3")
     with pytest.raises(ValueError, match=r"calculator\.seconds=-1 is not accepted: 0 or more"):
         composed("task=calculator", "calculator.seconds=-1")
+
+
+def test_prompts_are_counted_by_the_tokenizer_and_the_template_that_the_config_names(tmp_path):
+    kept = AutoTokenizer.from_pretrained(tiny_model("calculator"))
+    kept.chat_template = None
+    kept.save_pretrained(tmp_path / "base")
+    write_records(file := tmp_path / "data.parquet", [{"prompt": [{"role": "user", "content": "1 + 1 ="}]}])
+    template = "{% for one in messages %}{{ one.content }}{% endfor %}"
+    words = [f"data.train_files={file}", f"data.val_files={file}", "actor_rollout_ref.model.path=/nowhere"]
+    words += [f"actor_rollout_ref.model.tokenizer_path={tmp_path / 'base'}", "data.max_prompt_length=2"]
+    config = compose_config(choose([*words, f"actor_rollout_ref.model.custom_chat_template={quoted(template)}"], "cpu"))
+    with pytest.raises(ValueError, match=r"max_prompt_length=2 is not accepted: \d+, the tokens of the longest prompt"):
+        preflight.check_prompts(config)
