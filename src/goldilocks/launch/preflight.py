@@ -25,7 +25,7 @@ from goldilocks.config.sections import read_section, reward_calls
 from goldilocks.core.limits import Budget
 from goldilocks.dotted_keys import value_at, values
 from goldilocks.errors import require
-from goldilocks.runs.files import RunDir, cache_folder, make_folder
+from goldilocks.runs.files import RunDir, cache_folder, make_folder, write_text
 from goldilocks.tasks.arithmetic import check_tool
 from goldilocks.tasks.download import MODELS, download
 from goldilocks.tasks.registry import SPLITS, Task, WarmStart, create, write_split
@@ -93,7 +93,7 @@ def refuse_other_recipe(run: RunDir, choice: Choice, changed: str) -> None:
     before = run.started_as.read_text() if run.started_as.exists() else now
     accepted = f"another name: {run.path} is a run of {before}, and this is {now} ({changed})"
     require(now == before, "--name", run.path.name, accepted)
-    run.started_as.write_text(now)
+    write_text(run.started_as, now)
 
 
 def check_prompts(config: DictConfig) -> None:

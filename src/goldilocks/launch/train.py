@@ -35,7 +35,7 @@ from goldilocks.launch.supervisor import Board, LiveLine, SignOfLife, Supervisor
 from goldilocks.rewards import TIMEOUT_S
 from goldilocks.rewards.calls import guard
 from goldilocks.runs.costs import Progress, hint
-from goldilocks.runs.files import RunDir, Tail
+from goldilocks.runs.files import RunDir, Tail, write_text
 from goldilocks.verl.checks import check_names, check_run, check_settings, unread, uses_collector
 from goldilocks.verl.tested import untested
 
@@ -140,7 +140,7 @@ def prepared(choice: recipes.Choice, runs: Path, name: str, reward_timeout: floa
             preflight.refuse_other_recipe(run_dir, choice, changed)
             goes_on = config.trainer.resume_mode != "disable"
             run_dir.begin(appends=goes_on and (on_trl.chosen(config) or uses_collector(config)))
-            run_dir.config.write_text(_yaml(config))
+            write_text(run_dir.config, _yaml(config))
             yield Launch(run_dir, config, env, changed)
 
 

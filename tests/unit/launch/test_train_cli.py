@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import resource
 import shutil
 import stat
 from pathlib import Path
@@ -18,7 +20,7 @@ from run_files import write_task
 
 from goldilocks.cli import main
 from goldilocks.config.recipes import choose, compose_config, names, quoted
-from goldilocks.launch.preflight import check_paths
+from goldilocks.launch.preflight import check_paths, refuse_other_recipe
 from goldilocks.launch.train import explain, prepared
 from goldilocks.runs.costs import Progress, clock
 from goldilocks.runs.files import RunDir
@@ -206,6 +208,28 @@ def test_a_run_goes_on_with_its_own_recipe_alone(tmp_path, refused):
     assert changed in said
     with prepared(choose(["trainer.total_training_steps=40"], "cpu"), runs, "one") as longer:
         assert longer.changed == "trainer.total_training_steps 20 → 40"
+
+
+@contextlib.contextmanager
+def files_of_at_most(size):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_start_that_finds_the_disk_full_leaves_the_files_by_which_the_next_one_goes_on(tmp_path):
+    choice, runs = choose([], "cpu"), tmp_path / "runs"
+    with prepared(choice, runs, "one") as launch:
+        pass
+    with files_of_at_most(100), pytest.raises(OSError, match="large"), prepared(choice, runs, "one"):
+        pass
+    with files_of_at_most(10), pytest.raises(OSError, match="large"):
+        refuse_other_recipe(launch.run_dir, choice, "")
+    with prepared(choice, runs, "one") as again:
+        assert again.changed == ""
 
 
 def test_a_run_cannot_be_named_out_of_its_directory(tmp_path):
