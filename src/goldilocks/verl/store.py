@@ -4,13 +4,14 @@ The answers of unfinished rollouts are saved with the rows; a rollout goes on fr
 for it again.
 
 On disk tensors, arrays, bytes and pictures are safetensors, the rest is JSON; loading runs no code. A row is any
-nesting of dicts and lists. A tensor comes back as a tensor, an array of numbers as an array, bytes as bytes and a
-picture as a picture, pixel by pixel. Bytes and large tensors that several rows have, such as the picture of their
-prompt, are stored once. Any other value cannot be saved, and the error names it.
+nesting of dicts and lists. A tensor comes back as a tensor, an array of numbers as an array, bytes as bytes, a date or
+time as itself and a picture pixel by pixel. Bytes and large tensors that several rows have, such as the picture of
+their prompt, are stored once. Any other value cannot be saved, and the error names it.
 """
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import io
 import json
@@ -42,7 +43,7 @@ Payload = list[list[Any]]  # [key, tag] of each row of a rollout
 SavedAnswer = list[Any]  # [uid, index, answer] of an unfinished rollout
 
 FILE_OF_TENSORS, FILE_OF_VALUES = "tensors.safetensors", "values.json"
-TENSOR, BYTES, PNG, PIXELS = "__tensor__", "__bytes__", "__png__", "__pixels__"
+TENSOR, BYTES, TIME, PNG, PIXELS = "__tensor__", "__bytes__", "__time__", "__png__", "__pixels__"
 SHARED = 1 << 14  # bytes of a tensor that rows may have in common; answers of usual lengths are smaller
 AS_PNG = ("1", "L", "LA", "P", "RGB", "RGBA")  # the modes that a PNG file keeps as they are
 
@@ -270,6 +271,7 @@ class _Stored:
             TENSOR: tensors.__getitem__,
             ARRAY: lambda name: tensors[name].numpy(),
             BYTES: self._bytes,
+            TIME: lambda text: (datetime.datetime if len(text) > 10 else datetime.date).fromisoformat(text),
             PNG: self._from_png,
             PIXELS: self._from_pixels,
         }
@@ -279,9 +281,11 @@ class _Stored:
         if isinstance(value, torch.Tensor):
             return {TENSOR: self._put_tensor(value)}
         if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-            return {ARRAY: self._put_tensor(torch.from_numpy(np.ascontiguousarray(value)))}
+            return {ARRAY: self._put_tensor(torch.from_numpy(np.asarray(value, order="C")))}
         if isinstance(value, (bytes, bytearray)):
             return {BYTES: self._put_bytes(value)}
+        if isinstance(value, datetime.date):  # of which a datetime is one
+            return {TIME: value.isoformat()}
         pil = sys.modules.get("PIL.Image")  # where PIL was never imported, nothing is a picture
         if pil is not None and isinstance(value, pil.Image):
             if value.mode in AS_PNG:

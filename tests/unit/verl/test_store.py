@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,20 @@ def test_what_reward_functions_return_comes_back(tmp_path: Path) -> None:
     assert bool(row["overlong"])
 
 
+@pytest.mark.parametrize(
+    "value", [datetime(2026, 1, 2, 3, tzinfo=timezone.utc), datetime(2026, 1, 2), date(2026, 1, 2)]
+)
+def test_a_column_of_times_comes_back(tmp_path: Path, value: date) -> None:
+    assert again({"at": value, "extra_info": {"day": [value]}}, tmp_path) == {
+        "at": value,
+        "extra_info": {"day": [value]},
+    }
+
+
+def test_an_array_without_dimensions_comes_back_without(tmp_path: Path) -> None:
+    assert again({"score": np.array(0.5)}, tmp_path)["score"].shape == ()
+
+
 def picture(mode: str) -> Image.Image:
     """Nine by five pixels, of which no two rows are alike."""
     ramp = Image.linear_gradient("L").resize((9, 5))
@@ -129,7 +144,7 @@ def test_what_is_no_value_is_named(tmp_path: Path) -> None:
         save_rows([{"it": object()}], tmp_path)
 
 
-MARKS = st.sampled_from(["__tensor__", "__array__", "__pairs__", "__bytes__", "__png__", "__pixels__"])
+MARKS = st.sampled_from(["__tensor__", "__array__", "__pairs__", "__bytes__", "__png__", "__pixels__", "__time__"])
 KEYS = st.one_of(MARKS, st.text(max_size=3), st.integers())
 VALUES = st.recursive(
     st.one_of(

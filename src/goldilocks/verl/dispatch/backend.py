@@ -126,7 +126,6 @@ class NeverPausing(Unpaused, AgentLoops):
 
 # -- the noise ---------------------------------------------------------------------------------------------------------
 
-
 RunSeeds = tuple[object, object]  # of the data and of the rollouts
 
 VALIDATION = -1  # the visit of every validation, so that all draw the same noise

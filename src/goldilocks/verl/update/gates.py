@@ -25,8 +25,6 @@ from goldilocks.types import Group, mean_and_std, split_row_key
 from goldilocks.verl.store import batch_of, stale_tokens
 
 MARGIN = 1e-6  # more than rounding
-
-
 Prepare = Callable[[Sequence[Group]], None]  # puts log-probs of the rows of these groups into the queue
 
 
