@@ -308,8 +308,6 @@ def cut_by_length(lengths: Sequence[int], limit: int, start: int = START_TOKENS)
 
     The shortest path over the sorted rows: a part that ends with a row is as wide as that row.
     """
-    import numpy as np
-
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     places = np.arange(len(order) + 1)
     costs, cuts = np.zeros(len(order) + 1), [0]  # the cheapest way to compute the first so many rows
@@ -350,7 +348,6 @@ class PackedRows:
         self._rows, self._kept = rows, kept
 
     def __reduce__(self) -> tuple[Function, tuple[Any, ...]]:
-        import numpy as np
         import torch
 
         joined = torch.cat(self._rows)
@@ -361,7 +358,6 @@ class PackedRows:
 
 def unpack(numbers: bytearray, dtype: str, lengths: bytes, kept: bool) -> list[torch.Tensor]:
     """Return the rows: kept ones with memory of their own, the others as views of the buffer."""
-    import numpy as np
     import torch
 
     PACKED_ROWS.apply()
