@@ -52,7 +52,7 @@ class EngineLoop:
         self._engine = engine
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._waiting: dict[str, Future[Generation]] = {}
-        self._failure: EngineFailed | None = None
+        self._failure: Exception | None = None  # what the engine raised while it was generating
         threading.Thread(target=self._run, name="rollout-engine", daemon=True).start()
 
     async def generate(self, request_id: str, prompt_ids: list[int], params: SamplingParams) -> Generation:
@@ -84,7 +84,7 @@ class EngineLoop:
                 return
             try:
                 if self._failure is not None:
-                    raise self._failure
+                    raise self._failed()
                 work()
             except Exception as error:
                 future.set_exception(error)
@@ -109,13 +109,18 @@ class EngineLoop:
         try:
             ended = self._engine.step()
         except Exception as error:
-            self._failure = EngineFailed(f"the rollout engine failed: {type(error).__name__}: {error}")
-            self._failure.__cause__ = error
+            self._failure = error
             while self._waiting:
-                self._waiting.popitem()[1].set_exception(self._failure)
+                self._waiting.popitem()[1].set_exception(self._failed())
             return
         for generation in ended:
             self._waiting.pop(generation.request_id).set_result(generation)
+
+    def _failed(self) -> EngineFailed:
+        """Return an error for one request: the traceback of an exception that many raise grows with each."""
+        failed = EngineFailed(f"the rollout engine failed: {type(self._failure).__name__}: {self._failure}")
+        failed.__cause__ = self._failure
+        return failed
 
 
 class RolloutServer(ManyAnswers):

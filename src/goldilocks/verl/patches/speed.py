@@ -290,16 +290,14 @@ def rows_by_length(original: Function) -> Function:
 
 def _is_padded(batch: Any, dp_group: Any, options: dict[str, Any]) -> bool:
     """Whether rows will be padded, and one rank decides alone how many micro-batches there are."""
-    import torch
+    from torch import distributed
     from verl.utils import tensordict_utils as tu
 
     if tu.get_non_tensor_data(batch, "use_remove_padding", True) or not batch["input_ids"].is_nested:
         return False
     if options.get("num_batches_divided_by") or options.get("min_num_micro_batch"):
         return False
-    alone = (
-        not torch.distributed.is_initialized() or dp_group is None or torch.distributed.get_world_size(dp_group) == 1
-    )
+    alone = not distributed.is_initialized() or dp_group is None or distributed.get_world_size(dp_group) == 1
     return alone and options.get("force_group_size", 1) == 1
 
 

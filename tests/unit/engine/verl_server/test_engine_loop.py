@@ -55,6 +55,16 @@ async def test_an_engine_that_fails_fails_those_who_wait_and_those_who_come_late
         loop.call(lambda engine: engine.free).result(timeout=20)
 
 
+async def test_after_a_failure_the_twentieth_request_fails_with_as_short_a_traceback_as_the_first() -> None:
+    loop = EngineLoop(_engine(FailingEngine))
+    lengths = []
+    for number in range(20):
+        with pytest.raises(EngineFailed) as raised:
+            await loop.generate(f"r{number}", [1, 2], SamplingParams(max_tokens=40))
+        lengths.append(len(raised.traceback))
+    assert lengths[-1] == lengths[1]
+
+
 def test_a_call_that_raises_is_the_callers_alone(loop: EngineLoop) -> None:
     with pytest.raises(ZeroDivisionError):
         loop.call(lambda engine: 1 // 0).result(timeout=20)
