@@ -24,6 +24,8 @@ from typing import Any
 from goldilocks.sheet import Sheet
 from goldilocks.types import (
     MIN_STD,
+    OUTCOME,
+    REWARD,
     Account,
     AccountName,
     Event,
@@ -342,10 +344,10 @@ def in_words(reason: str) -> str:
 
 
 class FiniteMetrics:
-    """Drops metrics that are no numbers; each is said once. A rollout cannot be judged without those ``needed``."""
+    """Drops metrics that are no numbers; each is said once. A rollout needs those judged by and the one of passes."""
 
-    def __init__(self, needed: Set[str]) -> None:
-        self._needed = needed
+    def __init__(self, judged_by: Set[str], of_passes: str | None) -> None:
+        self._needed = {*judged_by, of_passes or OUTCOME} - {REWARD}
         self._said: set[str] = set()
 
     def checked(self, rollout: Rollout) -> Rollout | Failure:

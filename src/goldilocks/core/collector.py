@@ -134,7 +134,7 @@ class Collector:
         self._owed = target_groups  # groups this step has yet to hand out; 0 while its batch is being trained
         self._exhausted = False
         self._opened = 0  # groups
-        self._finite = FiniteMetrics(needed=filter.reads())
+        self._finite = FiniteMetrics(filter.reads(), self.beliefs.metric)
         self._open = OpenGroups(whole=allocator.size()[1])
         self._issued = IssuedVisits(self.beliefs.keys)
         self._paused = PausedRollouts(self.accounts)

@@ -6,9 +6,10 @@ import math
 from typing import Any
 
 import pytest
-from builders import answer, plain_collector
+from builders import answer, plain_collector, source
 
 from goldilocks import Collector, Failure, Limits, Rollout, Surplus
+from goldilocks.core import Beliefs
 from goldilocks.core.allocators import Adaptive, Allocator, Fixed, Sequential, Worth
 from goldilocks.core.filters import Everything, Variance
 
@@ -41,6 +42,13 @@ def test_a_reward_or_a_metric_that_is_not_finite_is_a_failure(reward: float, acc
     subject.observe(Rollout("g0", 0, reward, tokens=4, metrics={"acc": acc}))
     assert subject.accounts.tokens["failed"] == 4
     assert subject.metrics()["train/rollout_failures/non_finite_reward"] == 1
+
+
+def test_a_rollout_without_the_metric_that_counts_passes_is_a_failure_whatever_the_filter() -> None:
+    subject = plain_collector(beliefs=Beliefs(source(100).keys(), metric=None))
+    subject.requests()
+    subject.observe(Rollout("g0", 0, reward=0.7, tokens=4, metrics={"acc": math.nan}))
+    assert subject.accounts.tokens["failed"] == 4
 
 
 def test_a_metric_that_is_no_number_and_that_nothing_judges_by_is_dropped_and_said_once(
