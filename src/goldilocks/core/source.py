@@ -147,6 +147,7 @@ class PromptOrder:
             if k > 0 and self._position >= len(self._order):  # a pass may leave prompts out
                 if not self._repeat:
                     break
+                require(len(self._order) > 0, "order", f"no prompt in epoch {self.epoch}", "one or more")
                 self.epoch, self._position = self.epoch + 1, 0
                 self._order = self._order_of(self.epoch)
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)

@@ -21,6 +21,12 @@ def test_a_pass_that_leaves_prompts_out_is_followed_by_the_next_one() -> None:
     assert pool.epoch == 1
 
 
+def test_a_pass_without_a_prompt_is_refused_and_not_waited_out() -> None:
+    pool = PromptOrder(5, seed=0, repeat=True, order=lambda epoch: np.arange(0))
+    with pytest.raises(ValueError, match="order='no prompt in epoch 0' is not accepted: one or more"):
+        pool.next(1)
+
+
 @pytest.mark.parametrize("now", ["abcabc", "cbacba", "aabbcc", "bca", "xcacabb"])
 def test_without_repeats_each_of_several_equal_prompts_is_spent_once_whatever_the_order_of_the_data(now: str) -> None:
     before, after = (
