@@ -44,7 +44,7 @@ from goldilocks.core.beliefs import Beliefs
 from goldilocks.core.filters import Filter
 from goldilocks.core.groups import JudgedGroups, OpenGroup, OpenGroups, group_name, was_issued
 from goldilocks.core.limits import Exhausted, KeepRate, Limits, Surplus
-from goldilocks.core.selectors import PromptQueue, Selector
+from goldilocks.core.selectors import PromptQueue, Ranked, Selector
 from goldilocks.core.source import IssuedVisits, KeyedPositions, PromptOrder, Source, find_prompt
 from goldilocks.errors import require
 from goldilocks.sheet import Sheet
@@ -102,7 +102,8 @@ class Collector:
         size = len(source)
         require(size > 0, "source", f"{size} prompts", "a data set with at least one prompt")
         require(target_groups >= 1, "target_groups", target_groups, "1 or more")
-        require(repeat or target_groups <= size, "target_groups", target_groups, f"at most {size} without repeats")
+        fits = target_groups <= size or (repeat and not isinstance(selector, Ranked))  # it chooses none that is in hand
+        require(fits, "target_groups", target_groups, f"at most {size}, for no prompt is in a batch twice")
         require(gen_batch_size is None or gen_batch_size >= 1, "gen_batch_size", gen_batch_size, "1 or more")
         self.source = source
         self.selector = selector
@@ -193,10 +194,9 @@ class Collector:
         if not self.ready:
             raise ValueError(f"take: the batch is not ready, {len(self._judged)} of {self._owed} groups are there")
         groups = self._judged.take(self._owed)
-        if len(groups) < self._owed:
-            backfilled = self._judged.backfill(self._owed - len(groups))
-            self._statistics.backfilled += len(backfilled)
-            groups += backfilled
+        backfilled = self._judged.backfill(self._owed - len(groups))
+        self._statistics.backfilled += len(backfilled)
+        groups += backfilled
         if not groups and not self._judged.in_hand:
             raise self._exhaustion()
         self._owed = 0
