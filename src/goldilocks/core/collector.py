@@ -63,7 +63,7 @@ from goldilocks.types import (
     mean_and_std,
 )
 
-STATE_LAYOUT = 7  # raised when ``state_dict`` changes its meaning
+STATE_LAYOUT = 8  # raised when ``state_dict`` changes its meaning
 
 # The attributes that are saved, but for the statistics: each has ``state_dict`` and ``load_state_dict``.
 _POLICIES = ("selector", "allocator", "filter")
@@ -479,6 +479,7 @@ class Collector:
             "prompts_issued": self.prompts_issued,
             "opened": self._opened,
             "owed": self._owed,
+            "policies": {part: type(getattr(self, part)).__name__ for part in _POLICIES},
             **{part.lstrip("_"): getattr(self, part).state_dict() for part in (*_PARTS, *_WITH_GROUPS, "_statistics")},
         }
 
@@ -486,8 +487,9 @@ class Collector:
         """Go on where ``state_dict`` was written. Prompts are found by key: the data may be in another order."""
         found = state.get("layout")
         require(found == STATE_LAYOUT, "layout", found, f"a state saved in layout {STATE_LAYOUT}; start the run anew")
-        for part in _PARTS:
-            getattr(self, part).load_state_dict(state[part.lstrip("_")])
+        for part in _PARTS:  # a policy that takes the place of another begins afresh
+            if state["policies"].get(part, name := type(getattr(self, part)).__name__) == name:
+                getattr(self, part).load_state_dict(state[part.lstrip("_")])
         find = partial(find_prompt, self.source, KeyedPositions(self.beliefs.keys))
         for part in _WITH_GROUPS:
             getattr(self, part).load_state_dict(state[part.lstrip("_")], find)
@@ -495,5 +497,4 @@ class Collector:
         self.step, self.prompts_issued = state["step"], state["prompts_issued"]
         self._opened, self._owed = state["opened"], state["owed"]
         self._exhausted = False  # decided again, under today's limits
-        self._order.claim([*self._queue.indices, *(one.prompt.index for one in self._open)])
-        self._order.claim(group.prompt.index for group in self._judged.kept)
+        self._order.claim([*self._queue.indices, *(one.prompt.index for one in (*self._open, *self._judged.kept))])

@@ -177,11 +177,12 @@ class Chain(Filter):
         return set().union(*(link.reads() for link in self.filters))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"filters": [link.state_dict() for link in self.filters]}
+        return {"filters": [(type(link).__name__, link.state_dict()) for link in self.filters]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for link, saved in zip(self.filters, state["filters"], strict=True):
-            link.load_state_dict(saved)
+        for link, (name, saved) in zip(self.filters, state["filters"], strict=False):
+            if name == type(link).__name__:  # else a run goes on with another chain
+                link.load_state_dict(saved)
 
     def metrics(self) -> dict[str, float]:
         return {name: value for link in self.filters for name, value in link.metrics().items()}

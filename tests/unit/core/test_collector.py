@@ -10,9 +10,9 @@ import pytest
 from builders import answer, observe, plain_collector, source
 
 from goldilocks import Collector, Exhausted, Failure, Limits, ListSource, Rollout, Surplus
-from goldilocks.core.allocators import Adaptive, Fixed
-from goldilocks.core.filters import Band, Everything, Length, Variance
-from goldilocks.core.selectors import Thompson, Uniform
+from goldilocks.core.allocators import Adaptive, Fixed, Sequential
+from goldilocks.core.filters import Band, Everything, Length, Variance, build_filter
+from goldilocks.core.selectors import Greso, Selector, Thompson, Uniform
 from goldilocks.types import OnExhausted
 
 
@@ -144,8 +144,19 @@ def test_a_batch_that_is_not_ready_is_not_taken() -> None:
 def test_a_saved_state_of_another_layout_is_refused() -> None:
     state = collector().state_dict()
     state["layout"] -= 1
-    with pytest.raises(ValueError, match="layout=6 is not accepted: a state saved in layout 7; start the run anew"):
+    with pytest.raises(ValueError, match="layout=7 is not accepted: a state saved in layout 8; start the run anew"):
         collector().load_state_dict(state)
+
+
+@pytest.mark.parametrize("now", [Thompson, Greso, Uniform])
+def test_another_selector_or_allocator_or_filter_begins_afresh_and_the_run_goes_on(now: type[Selector]) -> None:
+    before = Collector(source(9), Greso(p=0.2), Fixed(2), build_filter(["variance"]), target_groups=2)
+    answer(before, before.requests())
+    after = Collector(source(9), now(), Sequential(2), build_filter(["length", "variance"]), target_groups=2)
+    after.load_state_dict(before.state_dict())
+    assert [group.uid for group in after.take()] == ["g0", "g1"]
+    assert getattr(after.selector, "p", 0.2) == 0.2  # of the same selector, what it knew
+    assert set(after.selector.state_dict()) == set(now().state_dict())
 
 
 def test_loading_a_state_forgets_what_happened_since() -> None:
