@@ -97,16 +97,16 @@ def simulate(name: str, settings: Settings, prompts: PassRates, setup: Setup) ->
     """Spend the budget by these settings and return the yield."""
     source = prompts.source()
     rehearse(settings, source)
-    collector = settings.collector(source, repeat=setup.repeat, name=name)
-    engine = SimulatedEngine(prompts, setup.engine, seed=setup.seed)
     filled_at: list[int] = []  # the engine step at which each batch was full
     groups: list[Group] = []
     try:
+        collector = settings.collector(source, repeat=setup.repeat, name=name)
+        engine = SimulatedEngine(prompts, setup.engine, seed=setup.seed)
         for batch in batches(collector, engine, setup.rollouts):
             filled_at.append(engine.clock)
             groups += filter(is_informative, batch)
-    except Exhausted as error:
-        if setup.repeat:
+    except ValueError as error:
+        if setup.repeat or not isinstance(error, Exhausted):
             raise ValueError(f"{name}: {error}") from None
         # Without repeats, a run whose budget outlasts the data ends here.
     groups += filter(is_informative, waiting(collector))

@@ -156,8 +156,8 @@ def test_an_empty_data_set_is_refused() -> None:
         outcome("grpo", constant(0.5, prompts=0))
 
 
-def test_a_selector_that_runs_dry_says_which_policy_it_was() -> None:
-    with pytest.raises(ValueError, match="thompson: 3 of 16 groups are kept and no more can be had"):
+def test_a_policy_that_cannot_fill_a_batch_says_which_it_was() -> None:
+    with pytest.raises(ValueError, match="thompson: target_groups=16 is not accepted: at most 3"):
         outcome("thompson", constant(0.5, prompts=3))
 
 
