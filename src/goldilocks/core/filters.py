@@ -62,7 +62,7 @@ def resolve(kind: str, name: str, named: Mapping[str, type[P]], base: type[P]) -
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"goldilocks.{kind}={name!r} cannot be imported: {error}") from error
     fits = isinstance(found, type) and issubclass(found, base)
     require(fits, f"goldilocks.{kind}", name, f"a subclass of {base.__module__}.{base.__name__}")

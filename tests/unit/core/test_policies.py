@@ -277,6 +277,8 @@ def test_a_policy_of_ones_own_is_named_by_module_and_class() -> None:
         (lambda: build_allocator("fixed", {"m": 3}), r"goldilocks.allocator_kwargs.m is not a key; there are: n"),
         (lambda: build_allocator("fixed", {"n": -1}), r"goldilocks.allocator_kwargs.n=-1 is not accepted: 1 or more"),
         (lambda: build_allocator("no.such:Thing"), r"cannot be imported: No module named 'no'"),
+        (lambda: build_selector(":Mine"), r"selector=':Mine' cannot be imported: Empty module name"),
+        (lambda: build_selector(".mine:Mine"), r"selector='.mine:Mine' cannot be imported: the 'package' argument"),
         (lambda: build_allocator("pathlib:Path"), r"is not accepted: a subclass of .*Allocator"),
         (lambda: build_allocator("adaptive", {"max_n": 1}), r"max_n=1 is not accepted: min_rollouts=2 or more"),
         (lambda: build_allocator("knapsack", {"mean_n": 99}), r"mean_n=99 is not accepted: between"),
