@@ -178,8 +178,9 @@ class Exhausted(ValueError):
                 f"num_gen_batches={batches} >= max_num_gen_batches={most}. "
                 "Generated too many batches. Please check if your data are too difficult."
             )
+        reserved = f" ({limits.max_tokens_per_rollout} reserved for each rollout)" if limits.max_tokens_per_step else ""
         return cls(
             f"{kept} and no more can be had: {step.rollouts_asked} rollouts "
-            f"of goldilocks.max_rollouts_per_step={limits.max_rollouts_per_step}, "
-            f"{step.tokens_arrived} tokens of goldilocks.max_tokens_per_step={limits.max_tokens_per_step}, {visits}"
+            f"of goldilocks.max_rollouts_per_step={limits.max_rollouts_per_step}, {step.tokens_arrived} tokens "
+            f"of goldilocks.max_tokens_per_step={limits.max_tokens_per_step}{reserved}, {visits}"
         )

@@ -256,6 +256,12 @@ def test_tokens_are_reserved_before_they_are_written() -> None:
     assert [request.n for request in subject.requests()] == [2]
 
 
+def test_a_budget_of_tokens_too_small_for_a_group_is_said_with_what_a_rollout_may_take() -> None:
+    subject = collector(limits=Limits(max_tokens_per_step=100, max_tokens_per_rollout=60))
+    with pytest.raises(Exhausted, match=r"goldilocks.max_tokens_per_step=100 \(60 reserved for each rollout\)"):
+        subject.requests()
+
+
 def test_a_refill_has_two_standard_deviations_to_spare_where_surplus_is_carried() -> None:
     def refill(surplus: Surplus) -> int:
         subject = collector(1000, target_groups=50, gen_batch_size=100, surplus=surplus)
