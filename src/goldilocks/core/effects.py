@@ -157,11 +157,6 @@ class Effects:
             self._spread[1:] = np.clip(spread[1:], NARROWEST, WIDEST)
         self._prior[:] = 1 / self._spread[self._division]
 
-    @property
-    def spreads(self) -> np.ndarray:
-        """The variance of the effects of each division."""
-        return self._spread[1:]
-
     def state_dict(self) -> dict[str, Any]:
         """Return the strata that were observed or moved, by key."""
         rows = np.flatnonzero((self._precision > 0) | (self._moves > 0))

@@ -231,8 +231,8 @@ def test_the_prior_is_named_and_strata_are_columns_or_the_shape_of_the_text() ->
     flat, text = settings().beliefs(source), settings("goldilocks.prior=strata").beliefs(source)
     level = settings("goldilocks.prior=strata", "goldilocks.strata.columns=[level]").beliefs(source)
     assert len(flat.rates) == 0
-    assert len(text.rates.spreads) > 1
-    assert (len(level.rates.spreads), len(level.rates)) == (1, 1 + 2)  # that of all prompts, and two levels
+    assert len(text.rates.state_dict()["spread"]) > 2
+    assert (len(level.rates.state_dict()["spread"]), len(level.rates)) == (2, 1 + 2)  # of all, and two levels
 
 
 def test_the_belief_of_each_value_that_is_validated_by_is_logged_with_strata_by_that_column() -> None:
@@ -287,7 +287,7 @@ def test_a_key_without_effect_is_said(overrides: list[str], key: str, caplog: An
     caplog.clear()
     wanted = ["goldilocks.prior=strata", "goldilocks.strata.columns=[level]", "goldilocks.selector=frontier"]
     wanted += ["goldilocks.cost=rollouts", "algorithm.filter_groups.enable=true", "algorithm.filter_groups.min_std=0.1"]
-    settings(*wanted, "adaptive_rollout.enable=true", "adaptive_rollout.max_n=64").collector(source)
+    settings(*wanted, "adaptive_rollout.enable=true", "adaptive_rollout.max_n=64", batch=2).collector(source)
     assert not caplog.records
 
 

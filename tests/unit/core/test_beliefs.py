@@ -205,7 +205,7 @@ def test_strata_that_say_nothing_fade() -> None:
         beliefs.record(group(row, rewards(rng, RATES[FIVE[row]])))
         if row % 16 == 0:
             beliefs.trained([])
-    nothing, told = beliefs.rates.spreads
+    _, nothing, told = beliefs.rates.state_dict()["spread"]
     assert nothing < 0.2 * told
 
 
