@@ -103,7 +103,7 @@ class Collector:
         require(size > 0, "source", f"{size} prompts", "a data set with at least one prompt")
         require(target_groups >= 1, "target_groups", target_groups, "1 or more")
         fits = target_groups <= size or (repeat and not isinstance(selector, Ranked))  # it chooses none that is in hand
-        require(fits, "target_groups", target_groups, f"at most {size}, for no prompt is in a batch twice")
+        require(fits, "target_groups (data.train_batch_size)", target_groups, f"at most {size}: none is in it twice")
         require(gen_batch_size is None or gen_batch_size >= 1, "gen_batch_size", gen_batch_size, "1 or more")
         self.source = source
         self.selector = selector

@@ -281,13 +281,13 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are() -> None:
     ],
 )
 def test_a_key_without_effect_is_said(overrides: list[str], key: str, caplog: Any) -> None:
-    source = ListSource(["a", "b"], columns={"level": [1, 2]})
+    source = ListSource("abcdefgh", columns={"level": [1, 2] * 4})
     settings(*overrides).collector(source)
     assert next(record.message for record in caplog.records if "no effect" in record.message).startswith(key)
     caplog.clear()
     wanted = ["goldilocks.prior=strata", "goldilocks.strata.columns=[level]", "goldilocks.selector=frontier"]
     wanted += ["goldilocks.cost=rollouts", "algorithm.filter_groups.enable=true", "algorithm.filter_groups.min_std=0.1"]
-    settings(*wanted, "adaptive_rollout.enable=true", "adaptive_rollout.max_n=64", batch=2).collector(source)
+    settings(*wanted, "adaptive_rollout.enable=true", "adaptive_rollout.max_n=64").collector(source)
     assert not caplog.records
 
 

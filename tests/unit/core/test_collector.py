@@ -409,7 +409,7 @@ def test_a_prompt_in_hand_that_is_gone_from_the_data_is_named() -> None:
         ({"prompts": 0}, "source='0 prompts' is not accepted"),
         ({"target_groups": 0}, "target_groups=0 is not accepted: 1 or more"),
         ({"gen_batch_size": 0}, "gen_batch_size=0 is not accepted"),
-        ({"prompts": 3, "target_groups": 4, "repeat": False}, "target_groups=4 is not accepted: at most 3"),
+        ({"prompts": 3, "target_groups": 4, "repeat": False}, r"target_groups .*=4 is not accepted: at most 3"),
     ],
 )
 def test_bounds_that_cannot_be_met_are_refused(bounds: dict[str, Any], message: str) -> None:
@@ -419,7 +419,7 @@ def test_bounds_that_cannot_be_met_are_refused(bounds: dict[str, Any], message: 
 
 def test_a_batch_of_more_groups_than_prompts_is_refused_where_no_prompt_is_chosen_while_it_is_in_hand() -> None:
     """Where one prompt is always right, its groups would be dropped for ever while those of the others wait."""
-    with pytest.raises(ValueError, match="target_groups=4 is not accepted: at most 3, for no prompt is in a"):
+    with pytest.raises(ValueError, match=r"target_groups .*=4 is not accepted: at most 3: none is in it twice"):
         Collector(source(3), Thompson(), Fixed(2), Variance(), target_groups=4)
 
 

@@ -130,7 +130,10 @@ class Needy(Fixed):
         (["--lift", "level"], "--lift='level' is not accepted: COLUMN=X, such as level=0.05"),
         (["--lift", "level=0.1"], "--lift='level' is not accepted: a column of the data"),
         (["--gen-batch-size", "0"], "gen_batch_size=0 is not accepted"),
-        (["--target-groups", "2001", "--no-repeat"], "target_groups=2001 is not accepted: at most 2000,"),
+        (
+            ["--target-groups", "2001", "--no-repeat"],
+            "target_groups (data.train_batch_size)=2001 is not accepted: at most 2000:",
+        ),
         (["--set", "actor_rollout_ref.rollout.n=[1"], "rollout.n=[1' is not accepted: a list is written [a,b]"),
         (["--policy", "dapo", "--set", "goldilocks.allocator_kwargs.n=many"], "n='many' is not accepted: a whole"),
         (["--policy", "dapo", "--set", "goldilocks.allocator_kwargs.n=2.5"], "n=2.5 is not accepted: a whole number"),
