@@ -23,7 +23,7 @@ from goldilocks.core.limits import Budget
 from goldilocks.core.selectors import Selector, build_selector
 from goldilocks.core.strata import StrataSettings
 from goldilocks.dotted_keys import value_at
-from goldilocks.errors import require, require_known
+from goldilocks.errors import require, require_known, require_type
 from goldilocks.filtering import config as filtering
 from goldilocks.runs.history import belief_name, metric_name
 from goldilocks.types import MIN_STD, REWARD, Cost, OnExhausted, OnFull
@@ -63,6 +63,10 @@ class Settings:
         key = f"trainer.{filtering.REJECTION_SAMPLE}"
         require(value_at(config, key) is None, key, value_at(config, key), filtering.INSTEAD_OF_REJECTION_SAMPLE)
         seed = value_at(config, "data.seed")
+        for key in ("data.train_batch_size", "actor_rollout_ref.rollout.n"):
+            require_type(key, value_at(config, key), int)
+        for key in ("data.gen_batch_size", "data.max_response_length", "data.seed"):
+            require_type(key, value_at(config, key), int | None)
         settings = cls(
             train_batch_size=value_at(config, "data.train_batch_size"),
             gen_batch_size=value_at(config, "data.gen_batch_size"),
@@ -312,9 +316,10 @@ class Settings:
         """Return the filter named, else the variance of a metric for dynamic sampling, else none."""
         groups = self.filter_groups
         if self.policies.filter is not None:
-            name = self.policies.filter if isinstance(self.policies.filter, str) else list(self.policies.filter)
-            threshold = {"positive_threshold": self.adaptive.positive_threshold}
-            return build_filter(name, self.policies.filter_kwargs, threshold)
+            named, threshold = self.policies.filter, {"positive_threshold": self.adaptive.positive_threshold}
+            words = isinstance(named, Sequence) and all(isinstance(one, str) for one in named)
+            require(words, "goldilocks.filter", named, "a word, or a list of words")
+            return build_filter(named, self.policies.filter_kwargs, threshold)
         if not groups.enable or self.judges_final_reward:
             return Everything()
         least = MIN_STD if groups.min_std is None else groups.min_std

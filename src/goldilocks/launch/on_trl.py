@@ -300,7 +300,7 @@ def check(config: DictConfig) -> None:
         value = OmegaConf.select(config, key, default=words[0])
         require(value in words, key, value, f"{' or '.join(map(str, words))} {WITH}")
     prompts_at_once, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
-    divides = prompts_at_once % mini == 0
+    divides = isinstance(mini, int) and mini > 0 and prompts_at_once % mini == 0
     require(divides, "actor_rollout_ref.actor.ppo_mini_batch_size", mini, f"a divisor of {prompts_at_once}")
     optim, steps = config.actor_rollout_ref.actor.optim, config.trainer.total_training_steps
     ratio, accepted = optim.lr_warmup_steps_ratio, "0 without trainer.total_training_steps; or set lr_warmup_steps"

@@ -59,7 +59,7 @@ def check_paths(config: DictConfig, splits: Sequence[str] = SPLITS) -> None:
 
 def budget_of(config: DictConfig) -> Budget:
     """Return the budget of the config; verl's own config has none."""
-    return Budget(**((config.get("goldilocks") or {}).get("budget") or {}))
+    return read_section(Budget, "goldilocks.budget", config)
 
 
 def check_budget(config: DictConfig) -> None:

@@ -213,6 +213,11 @@ def test_the_config_group_has_every_key_with_its_default() -> None:
         ("adaptive_rollout=true", "adaptive_rollout=True is not accepted: keys with their values"),
         ("goldilocks.validate_by=level", r"goldilocks.validate_by='level' is not accepted: a list of words"),
         ("goldilocks.validate_by=[1]", r"goldilocks.validate_by=\[1\] is not accepted: a list of words"),
+        ("goldilocks.rewards.functions=5", "goldilocks.rewards.functions=5 is not accepted: keys with their values"),
+        ("goldilocks.filter=true", "goldilocks.filter=True is not accepted: a word, or a list of words"),
+        ("actor_rollout_ref.rollout.n='8'", "actor_rollout_ref.rollout.n='8' is not accepted: a whole number"),
+        ("data.train_batch_size=null", "data.train_batch_size=None is not accepted: a whole number"),
+        ("data.seed=x", "data.seed='x' is not accepted: a whole number or none"),
     ],
 )
 def test_sections_are_checked_before_anything_starts(override: str, message: str) -> None:

@@ -154,6 +154,12 @@ def test_every_row_of_a_mini_batch_is_trained_whatever_the_micro_batch(
     assert found["per_device_train_batch_size"] * found["steps_per_generation"] == prompts * n
 
 
+@pytest.mark.parametrize("value", ["0", "x", "null"])
+def test_a_mini_batch_divides_the_batch(value: str) -> None:
+    with pytest.raises(ValueError, match=r"ppo_mini_batch_size=\S+ is not accepted: a divisor of 32"):
+        on_trl.check_keys(composed(f"{ACTOR}.ppo_mini_batch_size={value}"))
+
+
 def test_to_go_on_from_a_path_needs_one() -> None:
     with pytest.raises(ValueError, match="resume_from_path=None is not accepted: the folder of a checkpoint, with"):
         on_trl.check(composed("trainer.resume_mode=resume_path"))
