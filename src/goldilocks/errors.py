@@ -46,9 +46,8 @@ def require_type(key: str, value: object, hint: object) -> None:
         require(words and not isinstance(value, str), key, value, "a list of words, such as [level]")
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     accepted = set(typing.get_args(hint)) if union else {hint}
-    if Mapping in map(typing.get_origin, accepted):
-        fits = isinstance(value, Mapping) or (value is None and type(None) in accepted)
-        require(fits, key, value, "keys with their values, such as {key: 1}")
+    if Mapping in map(typing.get_origin, accepted) and not (value is None and type(None) in accepted):
+        require(isinstance(value, Mapping), key, value, "keys with their values, such as {key: 1}")
     if accepted <= set(PLAIN):
         fits = type(value) in accepted or (float in accepted and type(value) is int)
         require(fits, key, value, " or ".join(PLAIN[one] for one in PLAIN if one in accepted))

@@ -27,7 +27,7 @@ from goldilocks.launch.machine import find_device
 from goldilocks.launch.on_trl import PROMPT, SCORE, Grader, RewardFunction, dataset
 from goldilocks.launch.preflight import check_paths, prompt_tokens, provide
 from goldilocks.rewards.calls import guard
-from goldilocks.runs.files import Lines
+from goldilocks.runs.files import Lines, held
 from goldilocks.runs.history import place_of, value_of
 from goldilocks.runs.records import Row, growing, whole_groups
 from goldilocks.types import POSITIVE_THRESHOLD, hashed, row_key, split_row_key
@@ -72,17 +72,18 @@ def run(args: argparse.Namespace) -> int:
     console = Console(stderr=True)
     data, model_path = dataset(config, "train"), str(Path(config.actor_rollout_ref.model.path).expanduser())
     asked = _asked(data, model_path, args)
-    kept = whole_groups(args.out, args.n)
-    if args.out.exists():
-        _require_same_pass(data, model_path, args.out)
-    missing = [one for one in asked if one.uid not in kept]
-    if missing:
-        model = Model.load(model_path, config, choice.device, rollouts=len(missing) * args.n)
-        with growing(args.out, kept) as append:
-            guard(config, workers=1)
-            reward = Grader(config.reward.custom_reward_function).value(SCORE)
-            _fill(model, missing, args, append, reward, console)
-    groups = list(whole_groups(args.out, args.n).values())
+    with held(args.out.with_name(f".{args.out.name}.lock"), "--out", str(args.out)):
+        kept = whole_groups(args.out, args.n)
+        if args.out.exists():
+            _require_same_pass(data, model_path, args.out)
+        missing = [one for one in asked if one.uid not in kept]
+        if missing:
+            model = Model.load(model_path, config, choice.device, rollouts=len(missing) * args.n)
+            with growing(args.out, kept) as append:
+                guard(config, workers=1)
+                reward = Grader(config.reward.custom_reward_function).value(SCORE)
+                _fill(model, missing, args, append, reward, console)
+        groups = list(whole_groups(args.out, args.n).values())
     print("\n".join(summary(groups, list(config.goldilocks.validate_by))))
     return 0
 

@@ -23,6 +23,8 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
+from goldilocks.errors import refuse
+
 _RUN_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 FULL = 64 << 20  # free bytes below which a failure is blamed on the disk
@@ -65,22 +67,9 @@ class RunDir:
             raise ValueError(f"--runs={str(root)!r} is not accepted: a directory that can be written to")
         return run
 
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> contextlib.AbstractContextManager[None]:
         """Hold the directory. Meanwhile another start of the run is an error, which names this process."""
-        with self.lock.open("a+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.seek(0)
-                accepted = f"another name: process {file.read()} trains in {self.path}"
-                raise ValueError(f"--name={self.path.name!r} is not accepted: {accepted}") from None
-            except OSError:  # a file system without locks, as some clusters have: nobody can be asked
-                pass
-            file.truncate(0)
-            file.write(f"{os.getpid()} on {platform.node()}")
-            file.flush()
-            yield
+        return held(self.lock, "--name", self.path.name)
 
     def begin(self, *, appends: bool) -> None:
         """Keep the logs of an earlier start under other names; the run resumes from its checkpoints.
@@ -105,6 +94,24 @@ class RunDir:
 def cache_folder() -> Path:
     """Return the user's cache folder for what Goldilocks can make again: ``~/.cache/goldilocks`` on Linux."""
     return user_cache_path("goldilocks")
+
+
+@contextlib.contextmanager
+def held(lock: Path, option: str, named: str) -> Iterator[None]:
+    """Hold what an option names by this file. Meanwhile another process that asks for it is refused."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            refuse(option, named, f"another {option}: process {file.read()} writes to it")
+        except OSError:  # a file system without locks, as some clusters have: nobody can be asked
+            pass
+        file.truncate(0)
+        file.write(f"{os.getpid()} on {platform.node()}")
+        file.flush()
+        yield
 
 
 def set_aside(file: Path) -> None:

@@ -185,7 +185,6 @@ def whole_groups(path: Path, n: int) -> dict[str, list[Row]]:
 @contextmanager
 def growing(path: Path, kept: Mapping[str, Sequence[Row]]) -> Iterator[Callable[[Sequence[Row]], None]]:
     """Begin the file with the groups kept, and yield a function that appends one group and has it on disk at once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as unfinished:
         unfinished.write_text("".join(map(json_lines, kept.values())), encoding="utf-8")
     with path.open("a", encoding="utf-8") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from goldilocks.cli import main
 from goldilocks.config.recipes import choose, compose_config
 from goldilocks.lab.pass_rates import Model, summary
 from goldilocks.lab.simulate.pass_rates import read_pass_rates
+from goldilocks.runs.files import held
 from goldilocks.tasks import ladder
 from goldilocks.tasks.registry import write_split
 from goldilocks.tasks.tiny_model import build, character_tokenizer
@@ -130,6 +132,15 @@ def test_a_reward_function_that_never_gives_up_the_interpreter_costs_one_answer(
     rows = passed([*words, *more], tmp_path / "rates.jsonl")
     assert sorted(row["score"] for row in rows) == [0.0] + [1.0] * (PROMPTS * N - 1)
     assert "did not return within 5 s" in caplog.text
+
+
+def test_a_file_that_another_pass_writes_to_is_left_alone(words, tmp_path, refused):
+    """The second one would put a new file in its place, and what the first one answers would be lost."""
+    out = tmp_path / "new" / "rates.jsonl"
+    with held(out.with_name(".rates.jsonl.lock"), "--out", str(out)):
+        error = refused(["pass-rates", *words, "--out", str(out)])
+    assert error.startswith(f"goldilocks: --out={str(out)!r} is not accepted: another --out: process {os.getpid()} on ")
+    passed(words, out)
 
 
 def test_the_file_must_be_json_lines(words, tmp_path, refused):

@@ -179,7 +179,7 @@ def test_a_second_start_is_refused_while_the_first_trains(tmp_path, refused):
     with prepared(choose([], "cpu"), runs, "one") as launch:
         launch.run_dir.metrics.write_text("first")
         said = refused(["train", "--runs", str(runs), "--name", "one"])
-        assert f"--name='one' is not accepted: another name: process {os.getpid()} on " in said
+        assert f"--name='one' is not accepted: another --name: process {os.getpid()} on " in said
         assert launch.run_dir.metrics.read_text() == "first"
     with prepared(choose([], "cpu"), runs, "one") as again:
         assert again.changed == ""

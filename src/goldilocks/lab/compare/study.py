@@ -13,7 +13,6 @@ are looked for. Two validations can have the same cost, since an update may trai
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import itertools
 import json
@@ -36,7 +35,7 @@ from goldilocks.errors import require
 from goldilocks.lab.compare.arm import VALIDATIONS, Arm, EqualCost, Grid, Values
 from goldilocks.launch.preflight import rows_in
 from goldilocks.runs.costs import COST_NAMES, EPOCHS, SCORE, spending, updates_per_line
-from goldilocks.runs.files import Lines, write_text
+from goldilocks.runs.files import Lines, held, write_text
 from goldilocks.runs.history import History, by_column, validation_accuracy
 
 TUNING_SEED = 1_000
@@ -168,12 +167,7 @@ class StudyFolder:
     @contextlib.contextmanager
     def open(cls, path: Path, study: Study, origin: Origin = dict) -> Iterator[StudyFolder]:
         """Begin or continue the study here. A folder of another study, or one in use, is an error."""
-        path.mkdir(parents=True, exist_ok=True)
-        with (path / ".lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ValueError(f"--out={str(path)!r}: another goldilocks compare is running there") from None
+        with held(path / ".lock", "--out", str(path)):
             file, settings = path / "study.json", study.as_dict()
             if not file.exists():
                 write_json(file, settings)

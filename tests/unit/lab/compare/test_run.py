@@ -232,7 +232,7 @@ def test_other_baselines_are_no_other_study(tmp_path):
 def test_two_at_work_in_one_folder_is_an_error(tmp_path):
     with (
         StudyFolder.open(tmp_path, study()),
-        pytest.raises(ValueError, match="another goldilocks compare is running"),
+        pytest.raises(ValueError, match="another --out: process"),
         StudyFolder.open(tmp_path, study()),
     ):
         pass
