@@ -143,6 +143,15 @@ def test_a_file_that_another_pass_writes_to_is_left_alone(words, tmp_path, refus
     passed(words, out)
 
 
+@pytest.mark.parametrize("column", ["data_source", "reward_model"])
+def test_data_without_what_grades_them_are_refused(words, column, tmp_path, capsys):
+    file = tmp_path / "train.parquet"
+    pq.write_table(pq.read_table(words[2].partition("=")[2]).drop([column]), file)
+    assert main(["pass-rates", *words, f"data.train_files={file}", "--out", str(tmp_path / "rates.jsonl")]) == 2
+    said = f"data.train_files='{file}' is not accepted: files with the column {column}, to grade by\n"
+    assert capsys.readouterr().err.endswith(said)
+
+
 def test_the_file_must_be_json_lines(words, tmp_path, refused):
     assert "--out=" in refused(["pass-rates", *words, "--out", str(tmp_path / "rates.csv")])
 

@@ -220,7 +220,9 @@ def test_where_a_run_goes_on_from(mode: str, tmp_path: Any) -> None:
 
 
 def test_a_run_without_a_seed_draws_the_same_rows_after_each_start(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"prompt": [f"{one}+{one}=" for one in range(100)]}), tmp_path / "rows.parquet")
+    columns = {"prompt": [f"{one}+{one}=" for one in range(100)], "data_source": ["sums"] * 100}
+    rows = pa.table({**columns, "reward_model": [{"ground_truth": "2"}] * 100})
+    pq.write_table(rows, tmp_path / "rows.parquet")
     words = [f"data.train_files={tmp_path}/rows.parquet", "data.train_max_samples=10", "data.seed=null"]
     first, again = (dataset(composed(*words), "train")["prompt"][:] for _ in range(2))
     assert first == again
