@@ -35,7 +35,7 @@ from goldilocks.launch.supervisor import Board, LiveLine, SignOfLife, Supervisor
 from goldilocks.rewards import TIMEOUT_S
 from goldilocks.rewards.calls import guard
 from goldilocks.runs.costs import Progress, hint
-from goldilocks.runs.files import RunDir, Tail, write_text
+from goldilocks.runs.files import RunDir, Tail, held, write_text
 from goldilocks.verl.checks import check_names, check_run, check_settings, unread, uses_collector
 from goldilocks.verl.tested import untested
 
@@ -132,7 +132,7 @@ def prepared(choice: recipes.Choice, runs: Path, name: str, reward_timeout: floa
         preflight.check_paths(config)
         guard(config, reward_timeout, workers=1 if on_trl.chosen(config) else None)
         run_dir = RunDir.create(runs, name)
-        with run_dir.held():
+        with held(run_dir.lock, "--name", name):
             env = _environment(choice, config, run_dir)
             if not machine.is_private(config):
                 machine.join(config, env)

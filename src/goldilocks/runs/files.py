@@ -67,10 +67,6 @@ class RunDir:
             raise ValueError(f"--runs={str(root)!r} is not accepted: a directory that can be written to")
         return run
 
-    def held(self) -> contextlib.AbstractContextManager[None]:
-        """Hold the directory. Meanwhile another start of the run is an error, which names this process."""
-        return held(self.lock, "--name", self.path.name)
-
     def begin(self, *, appends: bool) -> None:
         """Keep the logs of an earlier start under other names; the run resumes from its checkpoints.
 
