@@ -65,7 +65,7 @@ def parsers(chosen: str | None) -> tuple[argparse.ArgumentParser, dict[str, argp
     parser.add_argument("--version", action=_Version, nargs=0, help="print the versions of this and of what it runs on")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (module, summary) in COMMANDS.items():
-        about = summary[0].upper() + summary[1:] + "."
+        about = summary[0].upper() + summary[1:] + "." * (summary[-1] != "?")
         sub = commands.add_parser(name, help=summary, description=about, formatter_class=layout)
         if name == chosen:
             importlib.import_module(module).add_arguments(sub)

@@ -23,6 +23,15 @@ def test_the_version_says_what_it_runs_on(capsys: pytest.CaptureFixture[str]) ->
     assert printed["torch"] == metadata.version("torch")
 
 
+def test_the_help_of_each_command_says_in_sentences_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in cli.COMMANDS:
+        with pytest.raises(SystemExit):
+            cli.main([name, "--help"])
+        about = capsys.readouterr().out.split("\n\n")[1]
+        assert about[-1] in ".?"
+        assert about[-2].isalpha()
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux alone has a device that is always full")
 def test_a_full_disk_is_one_line_with_the_file(tmp_path: Path, refused: Callable[[list[str]], str]) -> None:
     (tmp_path / "run/rollouts").mkdir(parents=True)
