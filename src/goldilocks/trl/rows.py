@@ -227,6 +227,7 @@ class CompletionGate(FilterGate):
         mask = joined["completion_mask"]
         data = {
             "rewards": torch.tensor([rollout.reward for rollout in rollouts]),
+            "response_lengths": torch.tensor([rollout.tokens for rollout in rollouts]),  # a mask may hide what was cut
             "response_mask": mask * joined["tool_mask"] if "tool_mask" in joined else mask,
         }
         # Both are there when vLLM generates: the gates compare what it and the trainer say of the same tokens.

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import trl_world as world
 from datasets import Dataset, Features, Image, Value
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,6 +73,17 @@ def test_a_silent_row_trains_nothing_and_a_tools_tokens_are_not_the_models() -> 
     assert row.tokens == 2
     assert row.loss_mask.tolist() == [0, 1, 0, 1]
     assert row.silent().loss_mask.sum() == 0
+
+
+def test_a_truncated_answer_whose_loss_is_masked_keeps_its_length_before_the_batch_filter(tmp_path: Path) -> None:
+    batch_filter = {"enable": True, "max_response_length": 6}
+    trainer = world.trainer(tmp_path, sections={"batch_filter": batch_filter}, mask_truncated_completions=True)
+    world.collect(trainer)
+    groups: dict[str, list[CompletionRow]] = {}
+    for uid, index in trainer.collection.trained:
+        groups.setdefault(uid, []).append(trainer.collection.rows[uid, index])
+    assert any(row.truncated and not row.loss_mask.any() for group in groups.values() for row in group)
+    assert all(any(row.tokens < 6 for row in group) for group in groups.values())
 
 
 def test_a_store_comes_back_from_disk_as_it_was(tmp_path: Path) -> None:
