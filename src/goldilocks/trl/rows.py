@@ -188,8 +188,10 @@ def signal_first(parts: Sequence[dict[str, Any]], together: int) -> list[dict[st
     """Return micro-batches of the same rows, ``together`` at a time for an update; rows with a signal come first.
 
     An update is a sum over its rows, so their order does not matter to it: where few have a signal, one micro-batch has
-    them all and the others need not be computed.
+    them all and the others need not be computed. Where an update has parts of two batches, the order is left as it is.
     """
+    if len(parts) % together and together % len(parts):
+        return list(parts)
     ordered: list[dict[str, Any]] = []
     for start in range(0, len(parts), together):
         update = parts[start : start + together]

@@ -219,10 +219,8 @@ class CollectedTrainer(on_disk.WholeCheckpoints):
         inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
         if not self._only_signal or self._buffered_inputs is before:
             return inputs
-        parts = trl_rows.signal_first(self._buffered_inputs, self.args.gradient_accumulation_steps)
-        self._buffered_inputs = parts
-        part: dict[str, Any] = parts[self._step % self.args.steps_per_generation]
-        return part
+        self._buffered_inputs = trl_rows.signal_first(self._buffered_inputs, self.args.gradient_accumulation_steps)
+        return self._buffered_inputs[self._step % self.args.steps_per_generation]  # type: ignore[no-any-return]
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         try:
