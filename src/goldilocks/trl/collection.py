@@ -101,6 +101,7 @@ class Collection:
 
     def _lead(self, driver: Driver) -> Batch:
         """Fill a batch. The other processes are sent every round, then the batch, or what is raised on the way."""
+        driver.collector.reissue()  # what a round that was cut short, as by Ctrl-C, has left in flight
         try:
             driver.batch()
             batch = Batch.of(driver)

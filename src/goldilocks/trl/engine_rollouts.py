@@ -56,16 +56,18 @@ class EngineRollouts:
     ) -> list[Generation]:
         """Return the generation of each prompt by ``model`` as it is now, after ``step`` updates.
 
-        ``limits`` are the most tokens of each.
+        ``limits`` are the most tokens of each. An engine that is stopped on its way, as by Ctrl-C, is let go.
         """
         longest = max(len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True))
         engine, args = self._ready(model, version(model, step), longest), self._args
+        self._engine = None
         drawn = partial(SamplingParams, temperature=args.temperature, top_p=args.top_p, top_k=args.top_k or -1)
         for number, (prompt, seed, limit) in enumerate(zip(prompts, seeds, limits, strict=True)):
             engine.submit(str(number), prompt, drawn(max_tokens=limit, seed=seed))
         found: dict[str, Generation] = {}
         while engine.busy:
             found |= {one.request_id: one for one in engine.step()}
+        self._engine = engine
         return [found[str(number)] for number in range(len(prompts))]
 
     def _ready(self, model: nn.Module, version: Version, length: int) -> Engine:

@@ -76,6 +76,25 @@ def test_what_a_round_generated_is_let_go_before_the_batch_is_trained(tmp_path: 
     assert [one() for one in rounds] == [None] * len(rounds)
 
 
+def test_a_run_that_was_interrupted_in_a_round_is_trained_again(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def reward(completions: list[Any], right: list[int], **_: Any) -> list[float]:
+        calls.append(len(completions))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return world.reward(completions, right)
+
+    trainer = world.trainer(tmp_path, sections={"filter_groups": {"enable": True}}, reward_funcs=reward, max_steps=2)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer.train()
+    assert trainer.state.global_step == 2
+    (last,) = (one for one in trainer.state.log_history if one["step"] == 2 and "loss" in one)
+    assert last["accounts/generated_rollouts"] == sum(calls) - calls[1]
+    world.assert_accounts_sum(last)
+
+
 def test_a_completion_is_truncated_unless_its_last_allowed_token_ends_it(tmp_path: Path) -> None:
     model = build(character_tokenizer(), seed=0)
     for parameter in model.parameters():

@@ -17,6 +17,7 @@ import trl_world as world
 from unit.engine.architectures import WINDOWED, config_of, made
 from unit.engine.models import VOCABULARY, fresh
 
+from goldilocks.engine import Engine
 from goldilocks.engine.engine import overwrite
 from goldilocks.trl.engine_rollouts import EngineRollouts, Turns, check_adapters, merged
 
@@ -43,6 +44,22 @@ def test_completions_longer_than_the_window_are_refused_before_the_start(tmp_pat
     model = made(config_of(WINDOWED["mistral"]))
     with pytest.raises(ValueError, match=r"max_completion_length \+ 1=13 .* the model's sliding_window=12 or less"):
         world.trainer(tmp_path, model=model, sections={"engine_slots": 2}, max_completion_length=12)
+
+
+def test_after_an_interruption_the_same_answers_are_generated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = made(config_of(WINDOWED["mistral"])), 0, [[1, 2], [7], [3]], [0, 1, 2], [8, 8, 8]
+    theirs = rollouts(tmp_path, completion=8).generate(*asked)
+    ours, step, steps = rollouts(tmp_path, completion=8), Engine.step, iter([False, False, True])
+
+    def interrupted(engine: Engine) -> Any:
+        if next(steps, False):
+            raise KeyboardInterrupt
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ours.generate(*asked)
+    assert [one.token_ids for one in ours.generate(*asked)] == [one.token_ids for one in theirs]
 
 
 PROMPTS = [[1], [1], [1], [2, 3]]
