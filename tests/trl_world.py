@@ -16,7 +16,8 @@ from goldilocks.trl.rows import SAMPLED
 from goldilocks.types import Account
 
 QUESTIONS = 24
-ARGUMENTS = ("peft_config", "eval_dataset", "callbacks", "tools", "environment_factory")  # of the trainer itself
+# Of the trainer itself.
+ARGUMENTS = ("peft_config", "eval_dataset", "callbacks", "tools", "environment_factory", "rollout_func")
 
 # Arguments of every trainer that is tested: a short run on the CPU that reports to nobody and saves nothing by itself.
 QUIET: dict[str, Any] = {

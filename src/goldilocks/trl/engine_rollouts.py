@@ -40,8 +40,8 @@ class EngineRollouts:
     def __init__(self, args: Any, *, slots: int, eos_ids: Sequence[int], pad_id: int, device: torch.device) -> None:
         require(slots >= 1, "engine_slots", slots, "1 or more rollouts at a time")
         usual = {"use_vllm": False, "min_p": None, "repetition_penalty": 1.0, "generation_kwargs": None}
-        for key, accepted in usual.items():
-            value = getattr(args, key)
+        for key, accepted in {**usual, "use_transformers_continuous_batching": False}.items():
+            value = getattr(args, key, False)
             require(value in (accepted, {}), key, value, f"{accepted} with engine_slots")
         require(args.max_completion_length is not None, "max_completion_length", None, "a length, with engine_slots")
         self._args, self.slots = args, slots

@@ -359,6 +359,8 @@ class CollectedTrainer(on_disk.WholeCheckpoints):
         if is_adapted(self.model):
             check_adapters(self.model, "engine_slots", slots)
         require(not self._sees_images, "engine_slots", slots, "none with a model that sees images")
+        own = getattr(self, "rollout_func", None) is None
+        require(own, "engine_slots", slots, "none with a rollout_func, which generates in its place")
         stage = getattr(self.accelerator.state.deepspeed_plugin, "zero_stage", 0)
         whole = not self.is_fsdp_enabled and stage < 3
         accepted = "none with FSDP or DeepSpeed ZeRO-3, where no process has all the weights that an engine needs"

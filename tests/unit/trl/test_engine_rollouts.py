@@ -62,6 +62,22 @@ def test_after_an_interruption_the_same_answers_are_generated(tmp_path: Path, mo
     assert [one.token_ids for one in ours.generate(*asked)] == [one.token_ids for one in theirs]
 
 
+def answered(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({"use_transformers_continuous_batching": True}, "use_transformers_continuous_batching=True is not .*: False"),
+        ({"rollout_func": answered}, "engine_slots=2 is not accepted: none with a rollout_func"),
+    ],
+)
+def test_another_way_to_generate_is_refused(tmp_path: Path, chosen: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        world.trainer(tmp_path, sections={"engine_slots": 2}, **chosen)
+
+
 PROMPTS = [[1], [1], [1], [2, 3]]
 SEEDS = [10, 11, 12, 13]
 TOOL = [8, 8]
