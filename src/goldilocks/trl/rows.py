@@ -311,11 +311,11 @@ class DatasetPrompts(TablePrompts):
     def __init__(self, dataset: Any, *, environments: bool = False) -> None:
         random_access = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
         require(random_access, "train_dataset", type(dataset).__name__, "a data set with a length and random access")
-        columns = getattr(dataset, "column_names", None) or list(dataset[0])
+        columns = list(dataset[0]) if len(dataset) else getattr(dataset, "column_names", [])  # a transform adds some
         self._has_prompts = "prompt" in columns
         known = self._has_prompts or environments
         require(known, "train_dataset", columns, "a data set with the column 'prompt', or an environment_factory")
-        self.images = next((column for column in columns if column in IMAGE_COLUMNS), None)
+        self.images = next((column for column in IMAGE_COLUMNS if column in columns), None)
         self._dataset = self.table = dataset
         super().__init__(len(dataset))
 
@@ -327,8 +327,8 @@ class DatasetPrompts(TablePrompts):
             return (
                 [{"role": "user", "content": json.dumps(row, sort_keys=True, default=str)}] for row in self._dataset
             )
-        named = hasattr(self._dataset, "column_names")
-        return self._dataset["prompt"] if named else (row["prompt"] for row in self._dataset)
+        stored = "prompt" in getattr(self._dataset, "column_names", ())
+        return self._dataset["prompt"] if stored else (row["prompt"] for row in self._dataset)
 
     def rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return a row of the data set for each index; equal indices have rows of their own, since TRL writes there."""

@@ -305,8 +305,7 @@ class CollectedTrainer(on_disk.WholeCheckpoints):
         mask = torch.cat([columns["prompt_mask"], columns["completion_mask"]], 1)
         size = self.args.per_device_train_batch_size
         width = columns["completion_ids"].shape[1]
-        passed = self._get_per_token_logps_and_entropies(self.model, ids, mask, width, batch_size=size, **seen)
-        found = passed[0].cpu()
+        found = self._get_per_token_logps_and_entropies(self.model, ids, mask, width, batch_size=size, **seen)[0].cpu()
         return [one[: len(row.tensors["completion_ids"])].clone() for one, row in zip(found, rows, strict=True)]
 
     # -- a loss --------------------------------------------------------------------------------------------------------

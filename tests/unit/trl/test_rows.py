@@ -172,6 +172,21 @@ def test_prompts_that_differ_in_their_images_have_keys_of_their_own() -> None:
     assert keys[0] == keys[2] != keys[1]
 
 
+def test_of_two_columns_with_images_the_one_that_trl_reads_counts() -> None:
+    pictures = [Picture.new("RGB", (4, 4), color) for color in ("red", "blue")]
+    rows = [{"prompt": "what?", "image": pictures[0], "images": [one]} for one in pictures]
+    prompts = DatasetPrompts(rows)
+    assert prompts.media() == ("images",)
+    assert len(set(prompts.keys().tolist())) == 2
+
+
+def test_prompts_may_be_made_by_a_transform_of_the_data_set() -> None:
+    stored = Dataset.from_list([{"question": "1+1="}, {"question": "1+2="}])
+    prompts = DatasetPrompts(stored.with_transform(lambda rows: {"prompt": rows["question"]}))
+    assert list(prompts.messages()) == ["1+1=", "1+2="]
+    assert prompts.rows([1]) == [{"prompt": "1+2="}]
+
+
 def test_a_conversation_is_written_down_without_its_images() -> None:
     content = [{"type": "image", "image": object()}, {"type": "text", "text": "what?"}]
     assert texts_alone([{"role": "user", "content": content}]) == [{"role": "user", "content": "<image>what?"}]
