@@ -74,6 +74,7 @@ class Collection:
         keeps: bool,
         seed: int,
     ) -> None:
+        spent.clear()  # what an earlier run of this process has left
         self.rows, self._prompts = rows, prompts
         self._processes, self._sizes, self._keeps, self._seed = processes, sizes, keeps, seed
         self._together = False  # whether all processes are generating

@@ -53,6 +53,9 @@ class Wire:
         """Count what a reward function of this process costs, in the place of ``goldilocks.rewards.spent``."""
         self._costs[self.rank.value].add(**counts)
 
+    def clear(self) -> None:
+        self.read()
+
     def read(self) -> dict[str, float]:
         return self._costs[self.rank.value].read()
 

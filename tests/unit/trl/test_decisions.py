@@ -12,6 +12,7 @@ import trl_world as world
 from builders import plain_collector
 from run_files import logged
 
+from goldilocks.rewards import spent
 from goldilocks.tasks.tiny_model import build, character_tokenizer
 from goldilocks.trl.collection import Round
 
@@ -93,6 +94,12 @@ def test_a_run_that_was_interrupted_in_a_round_is_trained_again(tmp_path: Path) 
     (last,) = (one for one in trainer.state.log_history if one["step"] == 2 and "loss" in one)
     assert last["accounts/generated_rollouts"] == sum(calls) - calls[1]
     world.assert_accounts_sum(last)
+
+
+def test_what_rewards_cost_in_an_earlier_run_is_not_in_this_ones_account(tmp_path: Path) -> None:
+    spent.add(calls=3)
+    trained = world.run(tmp_path, {"goldilocks": {}}, max_steps=1)
+    assert not [name for name in trained.state.log_history[0] if name.startswith("accounts/reward_")]
 
 
 def test_a_completion_is_truncated_unless_its_last_allowed_token_ends_it(tmp_path: Path) -> None:
