@@ -16,8 +16,7 @@ from goldilocks.trl.rows import SAMPLED
 from goldilocks.types import Account
 
 QUESTIONS = 24
-# Of the trainer itself.
-ARGUMENTS = ("peft_config", "eval_dataset", "callbacks", "tools", "environment_factory", "rollout_func")
+ARGUMENTS = ("peft_config", "eval_dataset", "callbacks", "tools", "environment_factory", "rollout_func")  # its own
 
 # Arguments of every trainer that is tested: a short run on the CPU that reports to nobody and saves nothing by itself.
 QUIET: dict[str, Any] = {

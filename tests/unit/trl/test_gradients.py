@@ -161,11 +161,9 @@ def test_rows_with_signal_come_first_in_each_update_and_the_gradient_stays(loss:
         assert torch.allclose(part, whole, atol=1e-5)
 
 
-@pytest.mark.parametrize(("steps_per_generation", "together"), [(3, 2), (2, 3)])
-def test_no_row_moves_to_another_update_where_one_has_parts_of_two_batches(
-    steps_per_generation: int, together: int
-) -> None:
-    parts = [micro_batch(PARTS[place], older=False) for place in range(steps_per_generation)]
+@pytest.mark.parametrize(("count", "together"), [(3, 2), (2, 3)])
+def test_no_row_moves_to_another_update_where_one_has_parts_of_two_batches(count: int, together: int) -> None:
+    parts = [micro_batch(PARTS[place], older=False) for place in range(count)]
     packed = signal_first(parts, together)
     assert [part["advantages"].tolist() for part in packed] == [part["advantages"].tolist() for part in parts]
 
