@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import requests
 from trl.experimental.async_grpo import AsyncGRPOTrainer, async_grpo_trainer, async_rollout_worker
-from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker
 
 from goldilocks.config.sections import Policies
 from goldilocks.config.settings import Settings
@@ -104,8 +103,7 @@ class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: i
         print(settings.summary(), flush=True)
         rehearse(settings, prompts)
         rows, micro_batches, args = async_rollouts.SampleRows(), async_rollouts.MicroBatches(), self.args
-        theirs: AsyncRolloutWorker = self.rollout_worker
-        worker = async_rollouts.AskedWorker(**theirs._loop_kwargs)
+        worker = async_rollouts.AskedWorker(**self.rollout_worker._loop_kwargs)
         backend = async_rollouts.AskedRollouts(worker, rows, seed=args.seed, stale_after_s=args.heartbeat_stale_after_s)
         collector = settings.collector(prompts, lambda epoch: np.arange(len(prompts)))  # TRL's order
         collector.ahead = collector.target_groups  # the server has work while the trainer trains
@@ -207,6 +205,8 @@ def _asynchronous(sections: Sections, args: Any) -> Sections:
     require("max_carry_steps" in own or args.max_staleness >= 1, "max_staleness", args.max_staleness, accepted)
     shown = args.log_completions
     require(not shown, "log_completions", shown, f"False {HERE}; the run's folder has every rollout in rollouts/")
+    accepted = f"1024, or left out, {HERE}, where gen_batch_size bounds what is open"
+    require(args.queue_maxsize == 1024, "queue_maxsize", args.queue_maxsize, accepted)
     filtered = {"max_carry_steps": args.max_staleness, **own, "on_full": str(OnFull.PARTIAL)}
     ahead = sections.gen_batch_size or max(1, args.max_inflight_tasks // args.num_generations)
     return replace(sections, filter_groups=filtered, gen_batch_size=ahead)

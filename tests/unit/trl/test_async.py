@@ -275,21 +275,24 @@ def test_what_cannot_be_done_is_refused_before_a_model_is_loaded(
         check(Sections(**sections), given)
 
 
+PLAIN = {"log_completions": False, "max_inflight_tasks": 8, "num_generations": 4, "queue_maxsize": 1024}
+
+
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
         ({"log_completions": True}, "log_completions=True is not accepted: False on TRL's asynchronous trainer"),
+        ({"queue_maxsize": 64}, "queue_maxsize=64 is not accepted: 1024, or left out, on TRL's asynchronous trainer"),
         ({"max_staleness": 0}, "max_staleness=0 is not accepted: 1 or more on TRL's asynchronous trainer"),
     ],
 )
 def test_arguments_of_trls_that_would_do_nothing_are_refused(chosen: dict[str, Any], message: str) -> None:
-    args = {"log_completions": False, "max_staleness": 4, "max_inflight_tasks": 8, "num_generations": 4}
     with pytest.raises(ValueError, match=message):
-        _asynchronous(Sections(goldilocks={}), SimpleNamespace(**{**args, **chosen}))
+        _asynchronous(Sections(goldilocks={}), SimpleNamespace(**{"max_staleness": 4, **PLAIN, **chosen}))
 
 
 def test_the_age_that_is_asked_for_counts_whatever_trls_is() -> None:
-    args = SimpleNamespace(log_completions=False, max_staleness=0, max_inflight_tasks=8, num_generations=4)
+    args = SimpleNamespace(**PLAIN, max_staleness=0)
     made = _asynchronous(Sections(filter_groups={"max_carry_steps": 2}), args)
     assert made.filter_groups == {"max_carry_steps": 2, "on_full": "partial"}
 

@@ -175,9 +175,7 @@ def test_prompts_that_differ_in_their_images_have_keys_of_their_own() -> None:
 def test_of_two_columns_with_images_the_one_that_trl_reads_counts() -> None:
     pictures = [Picture.new("RGB", (4, 4), color) for color in ("red", "blue")]
     rows = [{"prompt": "what?", "image": pictures[0], "images": [one]} for one in pictures]
-    prompts = DatasetPrompts(rows)
-    assert prompts.media() == ("images",)
-    assert len(set(prompts.keys().tolist())) == 2
+    assert len(set(DatasetPrompts(rows).keys().tolist())) == 2
 
 
 def test_prompts_may_be_made_by_a_transform_of_the_data_set() -> None:
