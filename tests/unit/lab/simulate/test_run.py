@@ -157,9 +157,7 @@ def test_an_empty_data_set_is_refused() -> None:
 
 
 def test_a_policy_that_cannot_fill_a_batch_says_which_it_was() -> None:
-    with pytest.raises(
-        ValueError, match="thompson: target_groups .data.train_batch_size.=16 is not accepted: at most 3"
-    ):
+    with pytest.raises(ValueError, match=r"thompson: target_groups .*=16 is not accepted: at most 3"):
         outcome("thompson", constant(0.5, prompts=3))
 
 
