@@ -39,6 +39,16 @@ REWARD_METRICS = ("seq_reward", FINAL_METRIC)  # the summed token-level score
 SHOWN = 256  # prompts, spread evenly, whose mean belief is logged for a value of a column of validate_by
 READING = "Goldilocks reads the texts of the prompts for their strata: {:,} of {:,}"
 PRIORS = ("flat", "strata", "oracle")
+# Keys that are read only where another of their section has this value.
+READ_WITH: dict[str, tuple[str, object]] = {
+    "adaptive_rollout.balance": ("stop", "balanced"),
+    "batch_filter.min_rollout_n": ("remove_clip", True),
+    "batch_filter.selection_temperature": ("sample_selection_strategy", "efficiency_stochastic"),
+    **{
+        f"batch_filter.{key}": ("enable_two_gate_filter", True)
+        for key in ("gate1_bias_epsilon", "gate1_mode", "gate2_instability_threshold")
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -86,9 +96,6 @@ class Settings:
     def _check(self) -> None:
         groups, adaptive = self.filter_groups, self.adaptive
         if groups.enable:
-            several = self.n > 1 or adaptive.enable or self.policies.allocator is not None
-            accepted = "2 or more with algorithm.filter_groups.enable=True"
-            require(several, "actor_rollout_ref.rollout.n", self.n, accepted)
             require(groups.metric != "", "algorithm.filter_groups.metric", groups.metric, "the name of a reward metric")
             key, batches = "algorithm.filter_groups.max_inflight_gen_batches", groups.max_inflight_gen_batches
             require(batches == 1, key, batches, "1; data.gen_batch_size says how many prompts are rolled out at a time")
@@ -103,6 +110,10 @@ class Settings:
         parts: list[Callable[[], object]] = [self.limits, self.surplus, self.selector, self.allocator, self.filter]
         for part in (*parts, self.budget, self.strata, self.rewards):
             part()  # each checks its own keys
+        compares = self.filter_groups.enable or "variance" in (self.policies.filter or ())
+        n, own = self.allocator().size()[1], "n" in self.policies.allocator_kwargs
+        key = "goldilocks.allocator_kwargs.n" if own else "actor_rollout_ref.rollout.n"
+        require(n > 1 or not compares, key, n, "2 or more: a group is kept if its rewards differ")
         Cost.parse("goldilocks.cost", self.policies.cost)
         require_known("goldilocks.on_stale_weights", self.policies.on_stale_weights, ON_STALE_WEIGHTS)
         self._check_prior()
@@ -363,6 +374,13 @@ class Settings:
             changed = {key: value for key, value in vars(self.adaptive).items() if value != vars(usual)[key]}
             needed = "adaptive_rollout.enable=True"
             found += [(f"adaptive_rollout.{key}", value, needed) for key, value in changed.items()]
+        sections: dict[str, Any] = {"batch_filter": self.batch_filter_config}
+        sections["adaptive_rollout"] = self.adaptive if self.adaptive.enable else None
+        for name, (other, value) in READ_WITH.items():
+            section, _, key = name.partition(".")
+            given = sections[section]
+            if given and getattr(given, key) != getattr(type(given), key) and getattr(given, other) != value:
+                found.append((name, getattr(given, key), f"{section}.{other}={value}"))
         return [f"{key}={value!r} has no effect: it is read with {needed}" for key, value, needed in found]
 
     def collector(

@@ -71,11 +71,13 @@ def run(args: argparse.Namespace) -> int:
     check_paths(config, ["train"])
     console = Console(stderr=True)
     data, model_path = dataset(config, "train"), str(Path(config.actor_rollout_ref.model.path).expanduser())
-    asked = _asked(data, model_path, args)
+    drawn = {**_sampling(config), "seed": args.seed}
+    answered_by = " ".join([model_path, *(f"{key}={value}" for key, value in drawn.items())])
+    asked = _asked(data, answered_by, args)
     with held(args.out.with_name(f".{args.out.name}.lock"), "--out", str(args.out)):
         kept = whole_groups(args.out, args.n)
         if args.out.exists():
-            _require_same_pass(data, model_path, args.out)
+            _require_same_pass(data, answered_by, args.out)
         missing = [one for one in asked if one.uid not in kept]
         if missing:
             model = Model.load(model_path, config, choice.device, rollouts=len(missing) * args.n)
@@ -95,7 +97,7 @@ class Asked:
     uid: str
     row: Row
     step: int
-    model: str
+    answered_by: str
 
     def rollout(self, index: int, output: str, score: float, tokens: int) -> Row:
         return {
@@ -105,13 +107,13 @@ class Asked:
             "gts": self.row["reward_model"]["ground_truth"],
             "score": score,
             "step": self.step,
-            "answered_by": self.model,
+            "answered_by": self.answered_by,
             "uid": row_key(self.uid, index, 0),
             "tokens": tokens,
         }
 
 
-def _asked(data: Any, model: str, args: argparse.Namespace) -> list[Asked]:
+def _asked(data: Any, answered_by: str, args: argparse.Namespace) -> list[Asked]:
     """Return prompts of the training files in an order of their own, each content once."""
     places = list(range(len(data)))
     random.Random(args.seed).shuffle(places)
@@ -120,14 +122,25 @@ def _asked(data: Any, model: str, args: argparse.Namespace) -> list[Asked]:
         if args.prompts and len(rows) == args.prompts:
             break
         rows.setdefault(_uid(row[PROMPT]), row)
-    return [Asked(uid, row, 1 + number // BLOCK, model) for number, (uid, row) in enumerate(rows.items())]
+    return [Asked(uid, row, 1 + number // BLOCK, answered_by) for number, (uid, row) in enumerate(rows.items())]
 
 
-def _require_same_pass(data: Any, model: str, out: Path) -> None:
-    """Refuse a file with answers of another model, or to prompts of other data."""
+def _sampling(config: DictConfig) -> dict[str, Any]:
+    rollout = config.actor_rollout_ref.rollout
+    return {
+        "max_tokens": config.data.max_response_length,
+        "temperature": rollout.temperature,
+        "top_p": float(rollout.top_p),
+        "top_k": rollout.top_k,
+    }
+
+
+def _require_same_pass(data: Any, answered_by: str, out: Path) -> None:
+    """Refuse a file with answers of another model or draw, or to prompts of other data."""
     rows = list(Lines(out))
-    others = {str(row.get("answered_by")) for row in rows} - {model}
-    require(not others, "--out", str(out), f"another file: it has answers of {', '.join(others)}, not of {model}")
+    others = {str(row.get("answered_by")) for row in rows} - {answered_by}
+    accepted = f"another file: it has answers of {'; '.join(others)}; asked for are those of {answered_by}"
+    require(not others, "--out", str(out), accepted)
     foreign = {split_row_key(str(row["uid"]))[0] for row in rows} - set(map(_uid, data[PROMPT]))
     accepted = f"another file: it has {len(foreign)} prompts that are not in data.train_files"
     require(not foreign, "--out", str(out), accepted)
@@ -173,13 +186,7 @@ class Model:
             pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(ends),
             device=device,
         )
-        sampling = {
-            "max_tokens": config.data.max_response_length,
-            "temperature": rollout.temperature,
-            "top_p": float(rollout.top_p),
-            "top_k": rollout.top_k,
-        }
-        return cls(engine, tokenizer, config.data.max_prompt_length, sampling)
+        return cls(engine, tokenizer, config.data.max_prompt_length, _sampling(config))
 
 
 def _fill(

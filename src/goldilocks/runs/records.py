@@ -177,8 +177,9 @@ def whole_groups(path: Path, n: int) -> dict[str, list[Row]]:
     for row in Lines(path) if path.exists() else ():
         require("uid" in row and "score" in row, "--out", str(path), "a new file, or one of goldilocks pass-rates")
         groups.setdefault(split_row_key(str(row["uid"]))[0], []).append(row)
-    larger = max(map(len, groups.values()), default=n)
-    require(larger <= n, "--n", n, f"{larger} rollouts a prompt, as {path} has them, or another --out")
+    most = max(map(len, groups.values()), default=n)
+    cut = most < n and len(groups) == 1  # groups are written one by one: the last may be cut, and no other
+    require(most == n or cut, "--n", n, f"{most} rollouts a prompt, as {path} has them, or another --out")
     return {uid: rows for uid, rows in groups.items() if len(rows) == n}
 
 

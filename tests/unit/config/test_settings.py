@@ -161,6 +161,10 @@ def test_no_group_is_asked_for_more_rows_than_its_allocator_gives_it(
     ("overrides", "message"),
     [
         (["actor_rollout_ref.rollout.n=1", "algorithm.filter_groups.enable=true"], r"rollout.n=1 is not accepted: 2"),
+        (
+            ["goldilocks.allocator=fixed", "goldilocks.allocator_kwargs.n=1", "goldilocks.filter=[length,variance]"],
+            r"goldilocks.allocator_kwargs.n=1 is not accepted: 2 or more",
+        ),
         (["adaptive_rollout.enable=true", "adaptive_rollout.max_n=3"], r"max_n=3 is not accepted: rollout.n=4 or more"),
         (["adaptive_rollout.enable=true", "goldilocks.allocator=pilot"], r"allocator='pilot' is not accepted"),
         (["adaptive_rollout.stop=never", "adaptive_rollout.enable=true"], r"adaptive_rollout.stop='never'"),
@@ -283,6 +287,14 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are() -> None:
         (["goldilocks.cost=rollouts", "goldilocks.selector=thompson"], "goldilocks.cost='rollouts' has no effect"),
         (["algorithm.filter_groups.min_std=0.1"], "algorithm.filter_groups.min_std=0.1 has no effect"),
         (["algorithm.filter_groups.metric=a", "goldilocks.filter=band"], "algorithm.filter_groups.metric='a' has no"),
+        (
+            ["adaptive_rollout.enable=true", "adaptive_rollout.balance=3"],
+            "adaptive_rollout.balance=3 has no effect: it",
+        ),
+        (
+            ["batch_filter.enable=true", "batch_filter.gate1_mode=abs"],
+            "batch_filter.gate1_mode='abs' has no effect: it",
+        ),
     ],
 )
 def test_a_key_without_effect_is_said(overrides: list[str], key: str, caplog: Any) -> None:

@@ -110,10 +110,11 @@ def test_values_of_a_column_come_in_their_order():
     assert [line.split()[0] for line in lines[1:]] == ["level=1", "level=2", "level=10", "level=None"]
 
 
-def test_a_file_with_more_answers_a_prompt_is_not_mixed_with_fewer(words, tmp_path, refused):
+@pytest.mark.parametrize("n", [N - 1, N + 1])
+def test_a_file_with_so_many_answers_a_prompt_is_not_mixed_with_others(words, n, tmp_path, refused):
     passed(words, tmp_path / "rates.jsonl")
-    arguments = ["pass-rates", *words, "--out", str(tmp_path / "rates.jsonl"), "--prompts", "2", "--n", "2"]
-    assert f"--n=2 is not accepted: {N} rollouts a prompt" in refused(arguments)
+    arguments = ["pass-rates", *words, "--out", str(tmp_path / "rates.jsonl"), "--prompts", "2", "--n", str(n)]
+    assert f"--n={n} is not accepted: {N} rollouts a prompt" in refused(arguments)
 
 
 COMPUTES_ONCE = """
@@ -156,17 +157,18 @@ def test_the_file_must_be_json_lines(words, tmp_path, refused):
     assert "--out=" in refused(["pass-rates", *words, "--out", str(tmp_path / "rates.csv")])
 
 
-def test_a_file_of_another_model_or_another_task_is_not_gone_on_with(words, tmp_path, capsys):
+def test_a_file_of_another_model_draw_or_task_is_not_gone_on_with(words, tmp_path, capsys):
     out, task, model = tmp_path / "rates.jsonl", ladder.Ladder(), words[-1].partition("=")[2]
     passed(words, out)
     before = out.read_bytes()
     (other := tmp_path / "other").symlink_to(model)
     write_split(tmp_path, task.data_source, "train", task.problems("train", 8, seed=5))
     for word, said in (
-        (f"actor_rollout_ref.model.path={other}", f"it has answers of {model}, not of {other}"),
+        (f"actor_rollout_ref.model.path={other}", f"asked for are those of {other} max_tokens="),
+        ("actor_rollout_ref.rollout.temperature=0.5", f"it has answers of {model} max_tokens=16 temperature=1.0 "),
         (f"data.train_files={tmp_path}/train.parquet", "prompts that are not in data.train_files"),
     ):
-        assert main(["pass-rates", *words, word, "--out", str(out)]) == 2
+        assert main(["pass-rates", *words, word, "--out", str(out), "--n", str(N)]) == 2
         assert said in capsys.readouterr().err
         assert out.read_bytes() == before
 
