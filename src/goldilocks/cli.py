@@ -10,8 +10,11 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib
+import os
 import platform
+import select
 import shutil
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -89,8 +92,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = argparse.Namespace()
     try:
         args = parse(words)
-        return int(importlib.import_module(COMMANDS[args.command][0]).run(args) or 0)
+        status = int(importlib.import_module(COMMANDS[args.command][0]).run(args) or 0)
+        sys.stdout.flush()
+        return status
     except (ValueError, OSError) as error:
+        if isinstance(error, BrokenPipeError) and _reader_has_ended():
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is not printed yet
+            return 128 + signal.SIGPIPE  # as a shell has it
         said: object = error
         if isinstance(error, shutil.Error):  # of several files; the first says what is wrong
             said = error.args[0][0][2]
@@ -104,6 +112,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         print(f"goldilocks: {missing_extra(error, EXTRAS.get(words[0], OTHERS))}", file=sys.stderr)
         return 2
+
+
+def _reader_has_ended() -> bool:
+    """Whether nobody reads what is printed any more, as behind ``| head``."""
+    poll = select.poll()
+    poll.register(sys.stdout, 0)
+    return bool(poll.poll(0))  # a pipe that is whole has no event
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
-"""The command itself: its versions, and what it says of a disk that is full and of paths that are not there."""
+"""The command itself: its versions, and what it says of a full disk, a path that is not there, a reader that ended."""
 
 from __future__ import annotations
 
+import os
 import platform
+import subprocess
+import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -43,3 +46,16 @@ def test_a_full_disk_is_one_line_with_the_file(tmp_path: Path, refused: Callable
 def test_a_path_that_does_not_exist_is_one_line(refused: Callable[[list[str]], str]) -> None:
     for words in (["simulate", "--pass-rates"], ["advise"]):
         assert refused([*words, "/no/such/file"]) == "goldilocks: /no/such/file: no such file\n"
+
+
+def test_a_reader_that_has_ended_is_no_error(tmp_path: Path) -> None:
+    """As in ``goldilocks data make ladder --out DIR | head -1``."""
+    read, write = os.pipe()
+    os.close(read)
+    words = [sys.executable, "-m", "goldilocks.cli", "data", "make", "ladder", "--train", "8", "--val", "8"]
+    done = subprocess.run(
+        [*words, "--out", str(tmp_path)], stdout=write, stderr=subprocess.PIPE, text=True, timeout=100
+    )
+    os.close(write)
+    assert done.returncode == 141
+    assert done.stderr == ""
