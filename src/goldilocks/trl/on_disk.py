@@ -47,7 +47,7 @@ from goldilocks.losses.log_probs import WeightsGuard, gap_sums, has_experts, mea
 from goldilocks.runs import checkpoints
 from goldilocks.runs.checkpoints import FILE
 from goldilocks.runs.costs import LENGTH, SCORE, SECONDS, SPENT
-from goldilocks.runs.files import RunDir, set_aside
+from goldilocks.runs.files import RunDir, set_aside, write_text
 from goldilocks.runs.history import column_and_value, validated_source
 from goldilocks.trl.collection import Batch, Collection, Processes
 from goldilocks.trl.rows import COUNTS, LOG_PROBS, SAMPLED
@@ -279,7 +279,7 @@ class RunRecord(TrainerCallback):
             set_aside(self._run.metrics)
         if not self._run.config.exists():
             config = {**self._config, "trl": json.loads(args.to_json_string())}
-            self._run.config.write_text(yaml.safe_dump(config, sort_keys=False))
+            write_text(self._run.config, yaml.safe_dump(config, sort_keys=False))
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Write the update's line. Several updates on one batch share its score; only the first counts its groups."""

@@ -33,6 +33,7 @@ from verl.utils.transferqueue_utils import kv_batch_meta2batch_meta
 from goldilocks.drive.rows import Place, RowStore
 from goldilocks.losses.advantages import Untrained
 from goldilocks.runs.checkpoints import ARRAY, from_json, to_json
+from goldilocks.runs.files import replacing, write_text
 from goldilocks.types import Group, Request, Rollout, split_row_key
 
 PARTITION = "train"  # of the TransferQueue, where rollouts are stored
@@ -252,8 +253,9 @@ def save_rows(rows: Sequence[Any], folder: Path) -> None:
     stored = _Stored({})
     text = json.dumps(to_json(rows, stored.put, stored.marks))
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(stored.tensors, folder / FILE_OF_TENSORS)
-    (folder / FILE_OF_VALUES).write_text(text)
+    with replacing(folder / FILE_OF_TENSORS) as file:
+        save_file(stored.tensors, file)
+    write_text(folder / FILE_OF_VALUES, text)
 
 
 def load_rows(folder: Path) -> list[Any]:
