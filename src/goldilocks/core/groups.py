@@ -406,16 +406,15 @@ class JudgedGroups:
         A group is lost if the rest does not pass, or if the group is in hand and none of its trained rollouts is left:
         the caller has not seen the others. A group that is lost because it is ``flat`` may fill a batch up.
         """
-        require(uid in self._in_hand or uid in self._kept, "uid", uid, "a group that is in the batch in hand, or kept")
-        group = self._in_hand[uid][0] if uid in self._in_hand else self._kept[uid]
+        held = uid in self._in_hand
+        require(held or uid in self._kept, "uid", uid, "a group that is in the batch in hand, or kept")
+        group, account = self._in_hand[uid] if held else (self._kept[uid], Account.CARRIED)
         gone = {rollout.index for rollout in group.rollouts} if indices is None else set(indices)
         left = tuple(rollout for rollout in group.rollouts if rollout.index not in gone)
         trained = tuple(rollout for rollout in group.trained if rollout.index not in gone)
         rest = replace(group, rollouts=left, trained=trained)
-        untrained = uid in self._in_hand and not trained
-        lost = not left or untrained or not judge(rest).keep
-        account = self._in_hand[uid][1] if uid in self._in_hand else Account.CARRIED
-        beyond = {one.index for one in _beyond(group)} if uid in self._in_hand else set()
+        lost = not left or (held and not trained) or not judge(rest).keep
+        beyond = {one.index for one in _beyond(group)} if held else set()
         for rollout in group.rollouts:
             if lost or rollout.index in gone:
                 origin = Account.TRIMMED if rollout.index in beyond else account
