@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from goldilocks.config.recipes import added_or_changed, quoted
+from goldilocks.config.recipes import added_or_changed, key_of, quoted
 from goldilocks.engine.cpu import PATCHES_VARIABLE, patches_env, platform_env
 from goldilocks.launch.machine import ADDRESS, find_device
 
@@ -21,15 +21,15 @@ MODE = "trainer.v1.trainer_mode"
 
 def overrides(words: Sequence[str], *defaults: str, cpu: bool) -> list[str]:
     """Return verl's command line: the defaults that the user has not set, then the user's own words."""
-    given = {_key(word) for word in words}
-    added = [word for word in (f"{MODE}=goldilocks", *defaults) if _key(word) not in given]
+    given = {key_of(word) for word in words}
+    added = [word for word in (f"{MODE}=goldilocks", *defaults) if key_of(word) not in given]
     device = ["+device=cpu"] if cpu and "device" not in given else []
     return [*device, *added, *(added_or_changed(word) for word in words)]
 
 
 def on_cpu(words: Sequence[str]) -> bool:
     """Return whether to train on the CPU: as the user says, else wherever there is no GPU."""
-    chosen = next((word.partition("=")[2] for word in words if _key(word) in ("device", "trainer.device")), None)
+    chosen = next((word.partition("=")[2] for word in words if key_of(word) in ("device", "trainer.device")), None)
     if chosen is not None:
         return chosen == "cpu"
     if "VERL_PLATFORM" in os.environ:
@@ -80,10 +80,6 @@ def train(config: Any) -> None:
     if not config.trainer.use_v1:
         from goldilocks.verl.v0.task_runner import SamplingTaskRunnerActor as runner
     run_ppo(config, task_runner_class=runner)
-
-
-def _key(word: str) -> str:
-    return word.lstrip("+~").partition("=")[0]
 
 
 if __name__ == "__main__":

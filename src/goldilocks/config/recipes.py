@@ -125,6 +125,11 @@ def added_or_changed(word: str) -> str:
     return re.sub(rf"^\+(?=({'|'.join(SECTIONS)}|algorithm\.filter_groups)\b)", "++", word)
 
 
+def key_of(word: str) -> str:
+    """Return the key that a word of a command line sets."""
+    return word.lstrip("+~").partition("=")[0]
+
+
 def refuse_sections(given: Mapping[str, Any], where: str = "") -> None:
     """Raise ``ValueError`` for a section without keys, or that neither verl nor Goldilocks has, with the nearest."""
     known = sorted(OURS + VERLS)

@@ -20,7 +20,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 from rich.console import Console
 
-from goldilocks.config.recipes import choose, listed, quoted
+from goldilocks.config.recipes import choose, key_of, listed, quoted
 from goldilocks.errors import missing_extra, require
 from goldilocks.hashing import content_key
 from goldilocks.lab.compare import study as studies
@@ -124,9 +124,9 @@ def _study(args: argparse.Namespace) -> Study:
 def check_study(study: Study, device: str) -> list[DictConfig]:
     """Check that every recipe composes, and the first one with every value of the grid. Return their configs."""
     for word in (*study.overrides, *study.grid):
-        if any(f"{_key(word)}.".startswith(f"{own}.") for own in (*OWN, *SEEDS)):
-            raise ValueError(f"{word!r} is not accepted: goldilocks compare sets {_key(word)} itself")
-        doubled = GROUPS in study.grid and _key(word) == MINI_BATCH
+        if any(f"{key_of(word)}.".startswith(f"{own}.") for own in (*OWN, *SEEDS)):
+            raise ValueError(f"{word!r} is not accepted: goldilocks compare sets {key_of(word)} itself")
+        doubled = GROUPS in study.grid and key_of(word) == MINI_BATCH
         require(not doubled, MINI_BATCH, word.partition("=")[2], f"nothing beside --tune {GROUPS}, which sets it")
     arms = study.reported_arms(study.choose([]))[: len(study.recipes)]
     first = study.combinations[0]
@@ -135,7 +135,7 @@ def check_study(study: Study, device: str) -> list[DictConfig]:
     for arm in [*arms, *(replace(arms[0], settings=values) for values in others)]:
         config = composed(choose(arm.command(study.overrides), device), Path(arm.name))
         check_keys(config)
-        if not any(_key(word) == STEPS for word in study.overrides):
+        if not any(key_of(word) == STEPS for word in study.overrides):
             _check_schedule(config)
         provide(config)
         check_paths(config)
@@ -180,10 +180,6 @@ def _check_schedule(config: DictConfig) -> None:
             f"actor_rollout_ref.actor.optim.{given} needs a number of steps, and a budget gives none: "
             f"set lr_warmup_steps and a constant rate, or {STEPS}=N for the schedule alone"
         )
-
-
-def _key(word: str) -> str:
-    return word.lstrip("+~").partition("=")[0]
 
 
 def _write(study: Study, results: Results, table: Table, folder: StudyFolder) -> None:
