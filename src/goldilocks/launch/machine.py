@@ -74,23 +74,17 @@ def ray_address(words: Sequence[str]) -> Any:
         given = merged(given, read_keys(recipe))
     for word in words:
         if word.lstrip("+").startswith("ray_kwargs"):
-            given = merged(given, _read_override(word))
+            from hydra.core.override_parser.overrides_parser import OverridesParser
+            from hydra.errors import HydraException
+
+            with suppress(HydraException):  # which Hydra raises again when it composes
+                override = OverridesParser.create().parse_override(word)
+                given = merged(given, with_value({}, override.key_or_group, override.value()))
     if "ray_kwargs" not in given:
         return PRIVATE
     from omegaconf import OmegaConf  # ``goldilocks doctor`` starts without it
 
     return OmegaConf.select(OmegaConf.create({"ray_kwargs": given["ray_kwargs"]}), ADDRESS, default=PRIVATE)
-
-
-def _read_override(word: str) -> dict[str, Any]:
-    """Return the keys that an override sets; none where it is not one, which Hydra says when it composes."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    with suppress(HydraException):
-        override = OverridesParser.create().parse_override(word)
-        return with_value({}, override.key_or_group, override.value())
-    return {}
 
 
 def ask_ray(wish: dict[str, Any], within_s: float, env: Mapping[str, str] | None = None) -> tuple[Any, str]:

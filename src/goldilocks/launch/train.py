@@ -186,7 +186,11 @@ def supervise(launch: Launch, line: LiveLine, stall_s: float = STALL_S, stop: th
     run_dir, config = launch.run_dir, launch.config
     rollouts_per_step = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
     spent = [0.0] if preflight.budget_of(config).costs else []
-    progress = Progress(_total_steps(config), rollouts_per_step, spent=spent)
+    steps: float = int(config.trainer.total_training_steps or 0)
+    if not steps:  # as verl counts them; infinite where the training files are no parquet files on this machine
+        rows = preflight.rows_in(config.data.train_files)
+        steps = math.inf if rows is None else rows // config.data.train_batch_size * config.trainer.total_epochs
+    progress = Progress(steps, rollouts_per_step, spent=spent)
     started, stop = time.monotonic(), stop or threading.Event()
     tail = Tail(run_dir.metrics)
     with contextlib.closing(line), Supervisor(run_dir, launch.env) as driver:
@@ -247,17 +251,6 @@ def _records(tail: Tail, progress: Progress) -> bool:
     for record in records:
         progress.add(record)
     return bool(records)
-
-
-def _total_steps(config: DictConfig) -> float:
-    """Return the number of steps as verl counts it: set, or epochs times the batches of the training files.
-
-    It is infinite where these are no parquet files on this machine: nobody knows it then.
-    """
-    if config.trainer.total_training_steps:
-        return int(config.trainer.total_training_steps)
-    rows = preflight.rows_in(config.data.train_files)
-    return math.inf if rows is None else rows // config.data.train_batch_size * config.trainer.total_epochs
 
 
 @contextlib.contextmanager

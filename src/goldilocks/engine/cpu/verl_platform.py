@@ -20,16 +20,12 @@ def _nothing(*_args: Any, **_kwargs: Any) -> None:
     """There is no device to talk to."""
 
 
-def _zero(*_args: Any, **_kwargs: Any) -> int:
-    """No byte lies on a device."""
-    return 0
-
-
 class _HostAsDevice(ModuleType):
     """``torch.cpu`` with the memory and RNG calls that verl makes on ``torch.cuda``."""
 
     empty_cache = ipc_collect = set_device = synchronize = reset_peak_memory_stats = staticmethod(_nothing)
-    memory_allocated = memory_reserved = max_memory_allocated = max_memory_reserved = staticmethod(_zero)
+    memory_allocated = memory_reserved = staticmethod(lambda *_, **__: 0)
+    max_memory_allocated = max_memory_reserved = memory_allocated
 
     @staticmethod
     def get_device_name(_device: Any = None) -> str:

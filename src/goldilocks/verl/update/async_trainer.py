@@ -71,18 +71,13 @@ class GoldilocksAsyncTrainer(CollectorTrainer, PPOTrainerSeparateAsync):
         known = gap is not None or has_fresh_token(batch, self._policy) or is_bypassed(correction)
         if known or not self.weights_guard.judges:
             return gap
-        self.driver.observe(self._backend.events(0))
-        waiting = self._backend.rows.waiting(but=set(batch.keys))
+        backend = self.replay_buffer.backend
+        self.driver.observe(backend.events(0))
+        waiting = backend.rows.waiting(but=set(batch.keys))
         multiple = self._ranks * log_prob_micro_batch(self.config)
         return gap_of_waiting_rows(
             waiting, self._policy, multiple, self._computed_with, lambda rows: self._log_probs(rows, {})
         )
-
-    @property
-    def _backend(self) -> NeverPausing:
-        backend = self.replay_buffer.backend
-        assert isinstance(backend, NeverPausing)
-        return backend
 
     @contextmanager
     def _refilling(self) -> Iterator[None]:

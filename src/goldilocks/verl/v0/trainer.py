@@ -136,8 +136,9 @@ class RayPPOTrainerWithSampling(Driven, RayPPOTrainer):
             self._shutdown_dump_executor()
         print(self.driver.closing(), flush=True)
 
-    def _begin_training(self) -> None:
-        """Change what ``fit`` reads from here on; its loggers already have the user's config."""
+    def _load_checkpoint(self) -> None:
+        """Change what ``fit`` reads from here on, too; its loggers already have the user's config."""
+        super()._load_checkpoint()
         trainer = self.config.trainer
         self._balances = trainer.balance_batch
         trainer.balance_batch = True  # called once a step with the metrics of fit
@@ -241,12 +242,6 @@ class RayPPOTrainerWithSampling(Driven, RayPPOTrainer):
     def _validate(self, *args: Any, **kwargs: Any) -> Any:
         self.driver.meter.end_update()  # a budget of seconds is without validation
         return super()._validate(*args, **kwargs)
-
-    # -- checkpoints ---------------------------------------------------------------------------------------------------
-
-    def _load_checkpoint(self) -> None:
-        super()._load_checkpoint()
-        self._begin_training()
 
 
 class _Over(Exception):
