@@ -23,7 +23,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from goldilocks.engine.engine import end_ids, is_truncated
 from goldilocks.engine.verl_server.messages import IDLE_TO_SLEEP
 from goldilocks.hashing import content_key
-from goldilocks.rewards import RewardFailed, spent
+from goldilocks.rewards import RewardCosts, RewardFailed, spent
 from goldilocks.types import Event, Failure, Paused, Rollout
 from goldilocks.verl.dispatch.backend import (
     ANSWERS,
@@ -274,7 +274,7 @@ class StreamingManager(AgentLoopManagerTQ):
         self._waiting: dict[Any, int] = {}  # pending calls of ``events``, each with the number of its worker
         self._replies: Counter[int] = Counter()  # calls of ``events`` that returned, by worker
         self._drained: list[Drained] = []  # what ``drain`` was told, for the metrics of the step
-        self._rewards: dict[str, float] = {}  # what reward functions have cost since the last ``rewards_spent``
+        self._rewards = RewardCosts()  # since the last ``rewards_spent``
 
     def _ask(self, method: str, *args: Any) -> list[Any]:
         """Call the method of every worker; return their replies."""
@@ -358,12 +358,10 @@ class StreamingManager(AgentLoopManagerTQ):
 
     def rewards_spent(self) -> dict[str, float]:
         """Return what reward functions have cost since the last call, as far as the workers have reported it."""
-        spent, self._rewards = self._rewards, {}
-        return spent
+        return self._rewards.read()
 
     def _reports(self, within: float) -> list[Drained]:
         reports: list[Drained] = self._ask("drained", within)
         for one in reports:
-            for name, cost in one.rewards.items():
-                self._rewards[name] = self._rewards.get(name, 0) + cost
+            self._rewards.add(**one.rewards)
         return reports
