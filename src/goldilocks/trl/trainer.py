@@ -70,6 +70,8 @@ class CollectedTrainer(on_disk.WholeCheckpoints):
     written_for: WrittenFor  # what is overridden or called of TRL's trainer
     # Whether TRL returns sampled log-probs with the ids, and rows lack the log-probs of the policy that wrote them.
     _ratio_per_token: bool
+    _rows_stand_alone: Any  # bool: whether a row without advantage has no part in the loss
+    _mean_of_rows: Any  # bool: whether the policy's term of the loss is divided by the number of rows
     train_dataset: Any  # TRL's own, which has no types
     num_generations: int
     beta: Any  # the weight of the KL term
@@ -282,16 +284,6 @@ class CollectedTrainer(on_disk.WholeCheckpoints):
 
     def _rewards(self) -> Rewards:
         """Return how rewards become a score and an advantage."""
-        raise NotImplementedError
-
-    @property
-    def _rows_stand_alone(self) -> bool:
-        """Whether a row without advantage has no part in the loss."""
-        raise NotImplementedError
-
-    @property
-    def _mean_of_rows(self) -> bool:
-        """Whether the policy's term of the loss is divided by the number of rows."""
         raise NotImplementedError
 
     # -- log-probs -----------------------------------------------------------------------------------------------------
