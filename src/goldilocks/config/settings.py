@@ -131,7 +131,6 @@ class Settings:
             require(told, "goldilocks.strata.columns", columns, accepted)
 
     def _check_ignored(self) -> None:
-        """Refuse parameters of a policy that is not in use."""
         policies = self.policies
         if self.adaptive.enable:
             self._require_parameters("allocator", (), "none with adaptive_rollout.enable=True, which has its own")

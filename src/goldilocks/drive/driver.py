@@ -137,7 +137,6 @@ class Driver:
         self.collector.put_back()
 
     def _judge(self, gate: Gate, groups: Sequence[Group]) -> None:
-        """Reject what the gate refuses of groups that were just taken."""
         if groups:
             gate.prepare(groups)
         backfilled = self.collector.backfilled

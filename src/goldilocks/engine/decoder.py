@@ -328,7 +328,6 @@ class Decoder:
         del self._own_log_probs
 
     def _forward(self, tokens: Tensor, positions: Tensor, mask: Tensor, window: Cache) -> Tensor:
-        """The logits after the last token of every row."""
         out = self.model(
             input_ids=tokens,
             position_ids=positions,

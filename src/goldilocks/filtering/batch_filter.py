@@ -117,7 +117,6 @@ class PPOBatchFilter:
         self._generator.set_state(state["generator"])
 
     def _describe(self, rows: Rows) -> Metrics:
-        """Return metrics of the batch before anything is dropped."""
         groups = rows.groups
         positives = groups.sum(rows.reward > 0)
         return {

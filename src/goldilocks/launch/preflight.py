@@ -214,7 +214,6 @@ def provide(config: DictConfig) -> None:
 
 
 def _task(section: DictConfig) -> Any:
-    """Return the task that the section names, with its options."""
     options: dict[str, Any] = {}
     if "generators" in section:
         given: Any = OmegaConf.to_container(section.generators) if section.generators else GENERATORS

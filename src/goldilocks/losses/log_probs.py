@@ -141,5 +141,4 @@ def behaviour_log_probs(rows: Mapping[str, Tensor], stale: Tensor, correction: A
 
 
 def _count(stale: Tensor) -> int:
-    """Return how many rows have a stale token."""
     return int(stale.any(-1).sum())

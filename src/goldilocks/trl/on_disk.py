@@ -118,7 +118,6 @@ class WholeCheckpoints(Base):  # type: ignore[misc]
         raise NotImplementedError
 
     def _load_collected(self, folder: Path) -> None:
-        """Go on from what ``_save_collected`` wrote."""
         raise NotImplementedError
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:

@@ -228,7 +228,6 @@ def check_v1(config: DictConfig) -> None:
 
 
 def _check_both(config: DictConfig, settings: Settings, trainer: str) -> None:
-    """Check what holds on V1 and V0; ``trainer`` says which it is."""
     from goldilocks.losses.policy_loss import check_older_rows  # imports torch
 
     _mistakes(config)

@@ -145,7 +145,6 @@ class Driven:
 
     @property
     def _checkpoint(self) -> Path:
-        """The folder in which verl saves the weights of this step."""
         return Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
 
     def _save_checkpoint(self) -> None:

@@ -135,7 +135,6 @@ class QueueRows(RowStore[Payload]):
         return {place[1]: self._answers.pop(place) for place in places if place in self._answers}
 
     def _pairs(self, uids: Iterable[str]) -> Iterator[list[Any]]:
-        """The key and the tag of each row of these groups."""
         return (pair for uid in uids for payload in self._payloads[uid].values() for pair in payload)
 
     def save(self, rollouts: Iterable[Rollout], folder: Path) -> None:
@@ -306,7 +305,6 @@ class _Stored:
         return name
 
     def _put_bytes(self, data: bytes | bytearray) -> str:
-        """Store bytes under a name that is a function of them."""
         name = f"bytes-{_digest(data)}"
         if name not in self.tensors:
             self.tensors[name] = torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy())

@@ -54,7 +54,6 @@ def _main(table: Table) -> Sheet:
 
 
 def _baseline(table: Table, baseline: str) -> Sheet:
-    """Return a line for every other recipe and clock."""
     pairs = [(row, one) for row in table.rows for one in row.against if one.baseline == baseline]
     prices = [f"to its accuracy\nat {price.share:.0%}" for _, one in pairs[:1] for price in one.prices]
     rows = [

@@ -74,7 +74,6 @@ def learning(runs: Sequence[Run]) -> Section:
 def _by_cost(
     runs: Sequence[Run], cost: str, name: str, title: str, label: str, form: str, rows_of: Callable[[Run], list[Point]]
 ) -> Plot:
-    """Plot rows by what had been spent at their step."""
     spent = [(row, run.spending.until(cost, row["step"])) for run in runs for row in rows_of(run)]
     rows = [{**row, cost: draw.rounded(x)} for row, x in spent if x is not None]
     x = alt.X(cost, type="quantitative", axis=draw.number_axis(COSTS[cost]), scale=alt.Scale(nice=False))

@@ -152,7 +152,6 @@ def prompt_texts(keys: Iterable[int], config: Mapping[str, Any], dumps: Sequence
 
 
 def _keyed(config: Mapping[str, Any], dumps: Sequence[Dump]) -> Iterator[tuple[int, str]]:
-    """Yield the texts of prompts under the keys that they may have."""
     for dump in dumps:
         for group in dump.groups:
             yield content_key(group.prompt) if group.key is None else group.key, group.prompt

@@ -157,7 +157,6 @@ class SimulatedEngine(Backend):
             del self._flights[uid]
 
     def _draw(self, prompt: Prompt, uid: str, index: int) -> tuple[int, Rollout | Failure]:
-        """Return how long this rollout waits and what it becomes."""
         config = self.config
         right, length, waiting, failing, broken = _uniforms(f"{self._seed}/{prompt.key}/{uid}/{index}")
         wait = int(-config.wait * math.log(waiting))

@@ -216,7 +216,6 @@ def _numbers(row: Record, column: str) -> list[float]:
 
 
 def _lengths(row: Record) -> list[float]:
-    """Return the tokens of each answer to a prompt."""
     tokens = _numbers(row, "lengths")
     require(min(tokens) >= 0, "lengths", min(tokens), "numbers of tokens, 0 or more")
     return tokens

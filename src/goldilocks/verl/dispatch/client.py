@@ -302,7 +302,6 @@ class StreamingClient(LLMServerClient):
             self.aborts.answered(stop_reason, len(token_ids))
 
     def _leave(self, session: Session) -> None:
-        """Note that the session is at no server."""
         session.server, session.request_id, session.aborted = None, "", False
         self._at_servers.discard(session)
         if not self._at_servers:

@@ -151,7 +151,6 @@ def published_error(since: float = 0.0) -> str | None:
 
 
 def _tags() -> list[dict[str, Any]]:
-    """Return what the processes of the run have published."""
     import transfer_queue
 
     return list((transfer_queue.kv_list() or {}).get(FAILURES, {}).values())

@@ -277,7 +277,6 @@ class StreamingManager(AgentLoopManagerTQ):
         self._rewards = RewardCosts()  # since the last ``rewards_spent``
 
     def _ask(self, method: str, *args: Any) -> list[Any]:
-        """Call the method of every worker; return their replies."""
         replies: list[Any] = ray.get([getattr(worker, method).remote(*args) for worker in self.agent_loop_workers])
         return replies
 

@@ -57,7 +57,6 @@ class BatchFilterGate(QueueGate, FilterGate):
         return self.judge_rows([split_row_key(key) for key in batch.keys], self._tensors(batch))
 
     def _tensors(self, batch: KVBatchMeta) -> dict[str, Tensor]:
-        """What the filter reads of the rows, padded."""
         fields = ["rm_scores", "response_mask"]
         if self.filter.config.enable_two_gate_filter:
             fields += ["old_log_probs", "rollout_log_probs", "extra_fields"]

@@ -287,7 +287,6 @@ class CollectorTrainer(Driven, Base):
             batch.fields = before
 
     def _computed_with(self, batch: KVBatchMeta) -> list[str]:
-        """The fields that workers compute with."""
         return tensor_fields(batch, also=MULTI_MODAL if self.processor else ())
 
     # -- advantages ----------------------------------------------------------------------------------------------------

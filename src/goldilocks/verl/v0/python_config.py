@@ -216,7 +216,6 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _changed(value: Any) -> list[tuple[str, Any]]:
-    """Return the fields that differ from the default of their class."""
     default = type(value)()
     names = [one.name for one in fields(value) if getattr(value, one.name) != getattr(default, one.name)]
     return [(name, getattr(value, name)) for name in names]

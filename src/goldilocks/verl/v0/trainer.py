@@ -291,7 +291,6 @@ def _gap(batch: DataProto) -> float | None:
 
 
 def _start_ray(config: DictConfig) -> None:
-    """Start Ray as verl's ``run_ppo`` does, with our patches."""
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
     given = config.ray_kwargs.get("ray_init", {})
