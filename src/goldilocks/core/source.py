@@ -281,9 +281,13 @@ def undecoded(table: Any, name: str) -> Iterator[Any]:
     """Yield a column of images as they are stored, one at a time: together they may not fit in memory.
 
     Arrow has them as they are stored. To cast a list of images would write a copy of the whole table to the disk.
+    Of images that a transform makes, what it makes them of is yielded: the whole row.
     """
+    if name not in getattr(table, "column_names", (name,)):
+        return (row.to_pylist()[0] for row in table.with_format("arrow"))
     rows = table.select_columns(name) if hasattr(table, "select_columns") else table
     feature: Any = getattr(table, "features", {}).get(name)
-    if hasattr(getattr(feature, "feature", feature), "decode"):  # an image, or a list of images
+    transformed = getattr(table, "format", {}).get("type") == "custom"
+    if transformed or hasattr(getattr(feature, "feature", feature), "decode"):  # an image, or a list of images
         return (row[name][0].as_py() for row in rows.with_format("arrow"))
     return (row[name] for row in rows)

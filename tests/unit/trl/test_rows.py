@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,21 @@ def test_prompts_may_be_made_by_a_transform_of_the_data_set() -> None:
     prompts = DatasetPrompts(stored.with_transform(lambda rows: {"prompt": rows["question"]}))
     assert list(prompts.messages()) == ["1+1=", "1+2="]
     assert prompts.rows([1]) == [{"prompt": "1+2="}]
+
+
+def test_images_may_be_made_by_a_transform_which_reads_whole_rows() -> None:
+    """The key is of what is stored: an image that is cut at random is another one at the next start."""
+    stored = Dataset.from_list([{"prompt": "what?", "file": name} for name in ("red", "blue")])
+
+    def drawn(rows: dict[str, list[str]]) -> dict[str, list[Any]]:
+        sizes = [random.randint(1, 99) for _ in rows["prompt"]]
+        return {"prompt": rows["prompt"], "image": [Picture.new("RGB", (size, 4)) for size in sizes]}
+
+    for one in (stored, stored.rename_column("file", "image")):
+        made = one.with_transform(drawn)
+        keys, again = DatasetPrompts(made).keys().tolist(), DatasetPrompts(made).keys().tolist()
+        assert keys == again
+        assert keys[0] != keys[1]
 
 
 def test_a_conversation_is_written_down_without_its_images() -> None:
