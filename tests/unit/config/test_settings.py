@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -192,6 +194,11 @@ def test_no_group_is_asked_for_more_rows_than_its_allocator_gives_it(
 def test_a_mistake_names_the_key_and_what_would_be_accepted(overrides: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         settings(*overrides).collector(ListSource(["a", "b"]))
+
+
+def test_a_filter_of_ones_own_may_keep_groups_of_one_whatever_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "my_variance", SimpleNamespace(Low=Everything))
+    assert settings("actor_rollout_ref.rollout.n=1", "goldilocks.filter='my_variance:Low'").drops_groups
 
 
 def test_the_config_group_has_every_key_with_its_default() -> None:
