@@ -226,15 +226,17 @@ class CompletionGate(FilterGate):
         rollouts = [rollout for group in groups for rollout in group.trained]
         places = [(rollout.uid, rollout.index) for rollout in rollouts]
         joined = join_rows(self._rows.get(places), pad_token=0, multiple=None)
-        mask = joined["completion_mask"]
+        mask = joined["completion_mask"] * joined.get("tool_mask", 1)
+        hidden = ~mask.any(1, keepdim=True)  # as a truncated answer may be: it has a length, and nothing to compare
         data = {
             "rewards": torch.tensor([rollout.reward for rollout in rollouts]),
-            "response_lengths": torch.tensor([rollout.tokens for rollout in rollouts]),  # a mask may hide what was cut
-            "response_mask": mask * joined["tool_mask"] if "tool_mask" in joined else mask,
+            "response_lengths": torch.tensor([rollout.tokens for rollout in rollouts]),
+            "response_mask": mask + hidden,
         }
         # Both are there when vLLM generates: the gates compare what it and the trainer say of the same tokens.
         if LOG_PROBS in joined and SAMPLED in joined:
-            data |= {"old_log_probs": joined[LOG_PROBS], "rollout_log_probs": joined[SAMPLED]}
+            old, sampled = (joined[name].masked_fill(hidden, 0.0) for name in (LOG_PROBS, SAMPLED))
+            data |= {"old_log_probs": old, "rollout_log_probs": sampled}
         return self.judge_rows(places, data)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as Picture
 
-from goldilocks.trl.rows import CompletionRow, CompletionRows, DatasetPrompts, join_rows, split_rows, texts_alone
-from goldilocks.types import Rollout
+from goldilocks.filtering import PPOFilterConfig
+from goldilocks.trl.rows import (
+    LOG_PROBS,
+    SAMPLED,
+    CompletionGate,
+    CompletionRow,
+    CompletionRows,
+    DatasetPrompts,
+    join_rows,
+    split_rows,
+    texts_alone,
+)
+from goldilocks.types import Group, Prompt, Rollout
 
 PAD = 9
 lengths = st.tuples(st.integers(1, 6), st.integers(1, 5))
@@ -85,6 +97,20 @@ def test_a_truncated_answer_whose_loss_is_masked_keeps_its_length_before_the_bat
         groups.setdefault(uid, []).append(trainer.collection.rows[uid, index])
     assert any(row.truncated and not row.loss_mask.any() for group in groups.values() for row in group)
     assert all(any(row.tokens < 6 for row in group) for group in groups.values())
+
+
+def test_the_gates_pass_a_truncated_answer_of_which_no_token_is_trained() -> None:
+    store, made = CompletionRows(), rows([(1, 3), (1, 4), (1, 2), (1, 4)])
+    rollouts = []
+    for index, row in enumerate(made):
+        cut = {"completion_mask": row.tensors["completion_mask"] * 0} if index == 1 else {}
+        wrong = -9.0 if index < 2 else 0.0  # of a truncated answer TRL's log-probs are those without its attention
+        store.put(("g", index), replace(row, tensors={**row.tensors, **cut, SAMPLED: row.tensors[LOG_PROBS] + wrong}))
+        rollouts.append(Rollout("g", index, float(index % 2), row.tokens))
+    group = Group("g", Prompt(key=1, index=0), tuple(rollouts), 4, 0, tuple(rollouts))
+    config = PPOFilterConfig(enable_two_gate_filter=True, gate_always=True, target_group_size=4)
+    judgement = CompletionGate(config, 1, store).judge([group])
+    assert {uid: [*indices] for uid, indices in judgement.refused.items()} == {"g": [0]}
 
 
 def test_a_store_comes_back_from_disk_as_it_was(tmp_path: Path) -> None:
