@@ -84,7 +84,7 @@ class Collection:
 
     def collect(self, generate: Generate, log_probs: LogProbs, rewards: Rewards) -> dict[str, Any]:
         """Return what TRL trains on next, this process's part of it."""
-        self._generate, self._rewards = generate, rewards
+        self._generate, self._rewards, self._together = generate, rewards, False
         self._rounds: list[tuple[Round, dict[str, Any]]] = []
         self.generated = []
         if self.driver is None:

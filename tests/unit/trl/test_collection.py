@@ -102,6 +102,29 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
     return made
 
 
+def test_an_error_after_a_round_that_was_interrupted_ends_the_others_too(wire: Wire) -> None:
+    """An exception in a round is every process's own; the next one may be the first's alone."""
+
+    def run(rank: int) -> Any:
+        subject = collection(wire, process(rank), Limits())
+
+        def interrupted(*_: Any) -> Any:
+            raise KeyboardInterrupt
+
+        def failing(*_: Any) -> Any:
+            raise Exhausted("no more")
+
+        with pytest.raises(KeyboardInterrupt):
+            subject.collect(interrupted, lambda rows: [], REWARDS)
+        if subject.driver is not None:
+            subject.driver.batch = failing  # type: ignore[method-assign]
+        with pytest.raises(Exhausted):
+            subject.collect(interrupted, lambda rows: [], REWARDS)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(run, range(2)))
+
+
 def both(wire: Wire, tokens: int, limits: Limits) -> list[Any]:
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(lambda rank: collected(wire, rank, tokens, limits), range(2)))
