@@ -285,8 +285,9 @@ class _Stored:
             return {ARRAY: self._put_tensor(torch.from_numpy(np.asarray(value, order="C")))}
         if isinstance(value, (bytes, bytearray)):
             return {BYTES: self._put_bytes(value)}
-        if isinstance(value, datetime.date):  # of which a datetime is one
-            return {TIME: value.isoformat()}
+        if isinstance(value, datetime.date) and value == value:  # of which a datetime is one, and pandas' NaT
+            precise = {"timespec": "microseconds"} if isinstance(value, datetime.datetime) else {}  # no nanoseconds
+            return {TIME: value.isoformat(**precise)}
         pil = sys.modules.get("PIL.Image")  # where PIL was never imported, nothing is a picture
         if pil is not None and isinstance(value, pil.Image):
             if value.mode in AS_PNG:

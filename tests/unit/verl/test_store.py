@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given
@@ -100,7 +101,13 @@ def test_what_reward_functions_return_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [datetime(2026, 1, 2, 3, tzinfo=timezone.utc), datetime(2026, 1, 2), date(2026, 1, 2)]
+    "value",
+    [
+        datetime(2026, 1, 2, 3, tzinfo=timezone.utc),
+        datetime(2026, 1, 2),
+        date(2026, 1, 2),
+        pd.Timestamp("2026-01-02 03:04:05.678901"),
+    ],
 )
 def test_a_column_of_times_comes_back(tmp_path: Path, value: date) -> None:
     assert again({"at": value, "extra_info": {"day": [value]}}, tmp_path) == {
@@ -142,6 +149,8 @@ def test_the_bytes_of_a_picture_come_back_and_are_stored_once_for_all_rows_that_
 def test_what_is_no_value_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"neither a tensor nor a JSON value, .*: object"):
         save_rows([{"it": object()}], tmp_path)
+    with pytest.raises(ValueError, match="neither a tensor nor a JSON value, .*: NaTType"):
+        save_rows([{"it": pd.NaT}], tmp_path)  # a datetime, whose text is none
 
 
 MARKS = st.sampled_from(["__tensor__", "__array__", "__pairs__", "__bytes__", "__png__", "__pixels__", "__time__"])
