@@ -197,7 +197,7 @@ def _mistakes(config: DictConfig) -> list[str]:
     graders, loops = (value_at(config, key) for key in ("reward.num_workers", f"{AGENT}.num_workers"))
     apart = value_at(config, "reward.reward_model.enable") or value_at(config, "reward.sandbox_fusion.url")
     naive = value_at(config, "reward.reward_manager.name") == "naive" and not apart
-    if naive and graders > loops and uses_collector(config):
+    if naive and graders > max(loops, 8) and uses_collector(config):  # 8 is verl's default
         said = f"reward.num_workers={graders} has no effect: with reward.reward_manager.name=naive agent-loop workers"
         mistakes.append(f"{said} compute the rewards, {AGENT}.num_workers={loops} of them")
     if config.actor_rollout_ref.rollout.get("name", None) == verl_server.NAME:

@@ -149,6 +149,7 @@ GSPO = {
         (FILE_OF_KEYS, {"goldilocks.selector": "uniform"}, None),
         (["trainer.v1.trainer_mode=goldilocks"], {**OURS, **GSPO}, "loss_mode=gspo with clip_ratio_low=0.2"),
         (["trainer.v1.trainer_mode=goldilocks"], {**OURS, "reward.num_workers": 64}, "reward.num_workers=64 has no"),
+        (["trainer.v1.trainer_mode=goldilocks"], {**OURS, "actor_rollout_ref.rollout.agent.num_workers": 2}, None),
         (FILE_OF_KEYS, {"n_resp_per_prompt": 16}, None),  # a variable of the file's own
         (["+recipe=dapo_strata", "trainer.use_v1=False"], our_recipe, THOMPSON),
     ],
