@@ -149,7 +149,7 @@ def test_the_bytes_of_a_picture_come_back_and_are_stored_once_for_all_rows_that_
 def test_what_is_no_value_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"neither a tensor nor a JSON value, .*: object"):
         save_rows([{"it": object()}], tmp_path)
-    with pytest.raises(ValueError, match="neither a tensor nor a JSON value, .*: NaTType"):
+    with pytest.raises(ValueError, match=r"neither a tensor nor a JSON value, .*: NaTType"):
         save_rows([{"it": pd.NaT}], tmp_path)  # a datetime, whose text is none
 
 
