@@ -226,6 +226,17 @@ class SavedUntil(MemoryRows[str]):
         return ()
 
 
+def test_a_run_may_go_on_with_a_gate_without_state_in_the_place_of_one_that_had_some(tmp_path: Path) -> None:
+    class Counts(Refuses):
+        def state_dict(self) -> dict[str, Any]:
+            return {"calls": len(self.calls)}
+
+    driver(plain_collector(), Counts()).save(tmp_path)
+    again = driver(plain_collector(), Refuses())
+    again.load(tmp_path)
+    assert len(again.batch()) == 2
+
+
 @pytest.mark.parametrize("name", ["collector", "rows", "meter", "backend", "gate"])
 def test_what_a_trainer_saves_beside_the_driver_cannot_take_its_names(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"also='{name}' is not accepted: another name"):
