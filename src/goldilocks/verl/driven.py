@@ -241,7 +241,8 @@ class UpdatesPerEpoch(Epochs):
         steps, epochs, batch = trainer.total_training_steps, trainer.total_epochs, collector.target_groups
         super().__init__(collector, epochs if steps is None else None)
         accepted = f"at most {self.size}, the prompts there are: without trainer.total_training_steps no update is made"
-        require(steps is not None or batch <= self.size, "data.train_batch_size", batch, accepted)
+        fits = steps is not None or batch <= self.size or trainer.get("val_only", False)
+        require(fits, "data.train_batch_size", batch, accepted)
         if 0 < self.size // batch * epochs < (steps or 0):
             print(f"Goldilocks: total_training_steps={steps} ends this run; verl's ends with total_epochs={epochs}")
 

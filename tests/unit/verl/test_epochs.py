@@ -68,6 +68,7 @@ def test_a_batch_of_more_prompts_than_there_are_is_refused_where_epochs_end_the_
     UpdatesPerEpoch(trainer(epochs=3, steps=2), collector)
     with pytest.raises(ValueError, match=r"data\.train_batch_size=6 is not accepted: at most 5, the prompts there are"):
         UpdatesPerEpoch(trainer(epochs=3), collector)
+    UpdatesPerEpoch(OmegaConf.create({**trainer(epochs=3), "val_only": True}), collector)  # makes no update
 
 
 @pytest.mark.parametrize(("batch", "mini", "updates"), [(8, 4, 2), (8, 8, 1), (10, 8, 2), (20, 8, 3)])
