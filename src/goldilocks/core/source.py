@@ -283,7 +283,7 @@ def undecoded(table: Any, name: str) -> Iterator[Any]:
     Arrow has them as they are stored. To cast a list of images would write a copy of the whole table to the disk.
     Of images that a transform makes, what it makes them of is yielded: the whole row.
     """
-    if name not in getattr(table, "column_names", (name,)):
+    if name not in getattr(table, "column_names", (name,)) and hasattr(table, "with_format"):
         return (row.to_pylist()[0] for row in table.with_format("arrow"))
     rows = table.select_columns(name) if hasattr(table, "select_columns") else table
     feature: Any = getattr(table, "features", {}).get(name)

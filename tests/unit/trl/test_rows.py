@@ -227,6 +227,20 @@ def test_images_may_be_made_by_a_transform_which_reads_whole_rows() -> None:
         assert keys[0] != keys[1]
 
 
+def test_a_data_set_of_ones_own_may_name_the_columns_that_it_stores_alone() -> None:
+    class Painted:
+        column_names = ("prompt",)
+
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, key: Any) -> Any:
+            made = [{"prompt": "what?", "image": Picture.new("RGB", (1 + place, 4))} for place in range(2)]
+            return [row[key] for row in made] if isinstance(key, str) else made[key]
+
+    assert len(set(DatasetPrompts(Painted()).keys().tolist())) == 2
+
+
 def test_a_conversation_is_written_down_without_its_images() -> None:
     content = [{"type": "image", "image": object()}, {"type": "text", "text": "what?"}]
     assert texts_alone([{"role": "user", "content": content}]) == [{"role": "user", "content": "<image>what?"}]
