@@ -326,9 +326,8 @@ class DatasetPrompts(TablePrompts):
 
     def messages(self) -> Iterable[Any]:
         if not self._has_prompts:
-            return (
-                [{"role": "user", "content": json.dumps(row, sort_keys=True, default=str)}] for row in self._dataset
-            )
+            texts = (json.dumps(row, sort_keys=True, default=str) for row in self._dataset)
+            return ([{"role": "user", "content": text}] for text in texts)
         stored = "prompt" in getattr(self._dataset, "column_names", ())
         return self._dataset["prompt"] if stored else (row["prompt"] for row in self._dataset)
 

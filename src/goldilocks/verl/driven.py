@@ -237,7 +237,6 @@ class UpdatesPerEpoch(Epochs):
     """The epochs of ``trainer.total_epochs``, unless ``trainer.total_training_steps`` ends the run."""
 
     def __init__(self, trainer: Any, collector: Collector) -> None:
-        """``trainer`` is that section of verl's config."""
         steps, epochs, batch = trainer.total_training_steps, trainer.total_epochs, collector.target_groups
         super().__init__(collector, epochs if steps is None else None)
         accepted = f"at most {self.size}, the prompts there are: without trainer.total_training_steps no update is made"
