@@ -42,7 +42,7 @@ from goldilocks.core.accounts import Accounts, FiniteMetrics, PausedRollouts, St
 from goldilocks.core.allocators import Allocator
 from goldilocks.core.beliefs import Beliefs
 from goldilocks.core.filters import Filter
-from goldilocks.core.groups import JudgedGroups, OpenGroup, OpenGroups, group_name, was_issued
+from goldilocks.core.groups import JudgedGroups, OpenGroup, OpenGroups, group_name, was_opened
 from goldilocks.core.limits import Exhausted, KeepRate, Limits, Surplus
 from goldilocks.core.selectors import PromptQueue, Ranked, Selector
 from goldilocks.core.source import IssuedVisits, KeyedPositions, PromptOrder, Source, find_prompt
@@ -383,7 +383,7 @@ class Collector:
         for open_group in reversed(stopped):
             self._open.close(open_group)
             if open_group.rollouts:
-                self.beliefs.end(open_group.close(), open_group.learnt)
+                self.beliefs.end(open_group.finished(), open_group.learnt)
             self.accounts.move(open_group.arrived, Account.OPEN, Account.CANCELLED)
             self._queue.put_back(open_group.prompt.index, open_group.planned)
 
@@ -411,8 +411,8 @@ class Collector:
         if self.prompts_issued >= self.last_prompt and not (head[2] or past_the_end):
             return False
         index, n, again = self._queue.pop()
-        uid, number = group_name(self._opened), self._issued.number(index)
-        self._open.open(OpenGroup(uid, self.source[index], planned=n, version=self.step, number=number))
+        uid, visit = group_name(self._opened), self._issued.number(index)
+        self._open.open(OpenGroup(uid, self.source[index], planned=n, version=self.step, visit=visit))
         self._opened += 1
         self.prompts_issued += not again
         self._statistics.prompts_issued += 1
@@ -440,7 +440,7 @@ class Collector:
 
     def _close(self, open_group: OpenGroup) -> None:
         self._open.close(open_group)
-        group = open_group.close()
+        group = open_group.finished()
         self.accounts.move(open_group.arrived[len(group) :], Account.OPEN, Account.CANCELLED)  # behind a gap
         verdict, passes, spread = Verdict(False, "failed"), self.beliefs.passes(group), 0.0
         if len(group):
@@ -458,7 +458,7 @@ class Collector:
 
     def _observe_unexpected(self, event: Event, open_group: OpenGroup | None) -> None:
         """Count a late or duplicate event; ignore a late pause."""
-        require(was_issued(event.uid, self._opened), "uid", event.uid, "a group that was requested")
+        require(was_opened(event.uid, self._opened), "uid", event.uid, "a group that was requested")
         if open_group is not None and not 0 <= event.index < open_group.asked:
             accepted = f"0 to {open_group.asked - 1}, which were requested of group {event.uid}"
             raise ValueError(f"index={event.index} is not accepted: {accepted}")

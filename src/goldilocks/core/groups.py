@@ -44,10 +44,10 @@ class OpenGroup:
     prompt: Prompt
     planned: int
     version: int
-    number: int = 0  # how many visits to the prompt were issued before this one
+    visit: int = 0  # how many visits to the prompt were issued before this one
     rollouts: list[Rollout] = field(default_factory=list)
     learnt: int = 0  # of its rollouts, how many beliefs have learnt from
-    settled: int = 0  # indices below it are in ``rollouts``, or lost
+    settled: int = 0  # indices below it are in ``rollouts``, or failed
     ahead: dict[int, Rollout | None] = field(default_factory=dict)  # None: the rollout failed
     in_flight: set[int] = field(default_factory=set)
     unsent: list[int] = field(default_factory=list)
@@ -91,7 +91,7 @@ class OpenGroup:
         first, n = indices[0], 1
         while n < min(most, len(indices)) and indices[n] == first + n:
             n += 1
-        return Request(self.uid, self.prompt, n, first, self.number)
+        return Request(self.uid, self.prompt, n, first, self.visit)
 
     def advance(self) -> int | None:
         """Move the prefix on by every index that has arrived, up to the first that failed.
@@ -111,21 +111,22 @@ class OpenGroup:
         return None
 
     def view(self) -> Group:
-        """Return the group as policies see it while it is open. Made once: its list of rollouts grows under it."""
+        """Return the group as policies see it while it is open. Its list of rollouts grows: it is not made for each."""
         if self._view is None:
             self._view = Group(self.uid, self.prompt, self.rollouts, self.planned, self.version)
         return self._view
 
-    def close(self) -> Group:
+    def finished(self) -> Group:
         """Return the finished group: the prefix, and nothing that arrived ahead of it."""
         group = Group(self.uid, self.prompt, tuple(self.rollouts), self.planned, self.version)
         group.counted[:] = self.view().counted
         return group
 
     def pack(self) -> dict[str, Any]:
-        plain = ("uid", "planned", "version", "number", "learnt", "settled", "asks", "lost")
+        plain = ("uid", "planned", "version", "learnt", "settled", "asks", "lost")
         return {
             **{name: getattr(self, name) for name in plain},
+            "number": self.visit,
             "key": self.prompt.key,
             "index": self.prompt.index,
             "rollouts": [pack_rollout(rollout) for rollout in self.rollouts],
@@ -137,12 +138,13 @@ class OpenGroup:
 
     @classmethod
     def unpack(cls, packed: dict[str, Any], find: FindPrompt) -> OpenGroup:
-        uid, given = packed["uid"], {name: value for name, value in packed.items() if name not in ("key", "index")}
+        uid, own = packed["uid"], ("key", "index", "number")
+        given = {name: value for name, value in packed.items() if name not in own}
         given["rollouts"] = [unpack_rollout(uid, one) for one in packed["rollouts"]]
         given["ahead"] = {index: one and unpack_rollout(uid, one) for index, one in packed["ahead"]}
         given["in_flight"], given["unsent"] = set(packed["in_flight"]), list(packed["unsent"])
         given["tries"] = dict(packed["tries"])
-        return cls(prompt=find(packed), **given)
+        return cls(prompt=find(packed), visit=packed["number"], **given)
 
 
 def group_name(number: int) -> str:
@@ -154,9 +156,9 @@ def issue_order(uid: str) -> int:
     return int(uid[1:])
 
 
-def was_issued(uid: str, prompts_issued: int) -> bool:
-    """Whether ``uid`` names one of the first ``prompts_issued`` groups."""
-    return uid[:1] == "g" and uid[1:].isdecimal() and issue_order(uid) < prompts_issued
+def was_opened(uid: str, opened: int) -> bool:
+    """Whether ``uid`` names one of the first ``opened`` groups."""
+    return uid[:1] == "g" and uid[1:].isdecimal() and issue_order(uid) < opened
 
 
 class OpenGroups:
@@ -204,7 +206,7 @@ class OpenGroups:
 
     @property
     def lost(self) -> int:
-        """How many of the rollouts in flight the engine has lost and was not asked for again yet."""
+        """How many of the rollouts in flight the engine has lost, and was not yet asked for again."""
         return sum(map(len, self._again.values()))
 
     def open(self, group: OpenGroup) -> None:
