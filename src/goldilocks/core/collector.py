@@ -3,8 +3,8 @@
     while not collector.ready:
         for request in collector.requests(room=engine.free):
             engine.submit(request)
-        for rollout in engine.step():
-            collector.observe(rollout)
+        for event in engine.step():
+            collector.observe(event)
         for uid in collector.cancelled():
             engine.abort(uid)
     batch = collector.take()  # with ``on_full: partial``, ``observe`` then takes each rollout that pauses
@@ -46,7 +46,7 @@ from goldilocks.core.groups import JudgedGroups, OpenGroup, OpenGroups, group_na
 from goldilocks.core.limits import Exhausted, KeepRate, Limits, Surplus
 from goldilocks.core.selectors import PromptQueue, Ranked, Selector
 from goldilocks.core.source import IssuedVisits, KeyedPositions, PromptOrder, Source, find_prompt
-from goldilocks.errors import require
+from goldilocks.errors import refuse, require
 from goldilocks.sheet import Sheet
 from goldilocks.types import (
     MIN_STD,
@@ -102,7 +102,7 @@ class Collector:
         size = len(source)
         require(size > 0, "source", f"{size} prompts", "a data set with at least one prompt")
         require(target_groups >= 1, "target_groups", target_groups, "1 or more")
-        fits = target_groups <= size or (repeat and not isinstance(selector, Ranked))  # it chooses none that is in hand
+        fits = target_groups <= size or (repeat and not isinstance(selector, Ranked))  # which chooses none in hand
         require(fits, "target_groups (data.train_batch_size)", target_groups, f"at most {size}: none is in it twice")
         require(gen_batch_size is None or gen_batch_size >= 1, "gen_batch_size", gen_batch_size, "1 or more")
         self.source = source
@@ -123,18 +123,18 @@ class Collector:
         self.flat_in_a_row = 0  # groups judged since one was kept
         self.last_failure: Failure | None = None
 
-        spare = target_groups if self.limits.on_exhausted is OnExhausted.BACKFILL else 0
+        spares = target_groups if self.limits.on_exhausted is OnExhausted.BACKFILL else 0
         self._order = PromptOrder(size, seed=seed, repeat=repeat, order=order, keys=self.beliefs.keys)
         self._queue = PromptQueue(self._order, selector, allocator, self.beliefs, batch=self.gen_batch_size, seed=seed)
         self._judged = JudgedGroups(
-            self.accounts, self._order, lambda group: allocator.trained(group, self.beliefs), spare=spare
+            self.accounts, self._order, lambda group: allocator.trained(group, self.beliefs), spares=spares
         )
         self._keep_rate = KeepRate(min(1.0, target_groups / self.gen_batch_size))
         self._components = components
         self._statistics = StepStatistics(components={name: [0.0, 0] for name in components})
         self._owed = target_groups  # groups this step has yet to hand out; 0 while its batch is being trained
         self._exhausted = False
-        self._opened = 0  # groups
+        self._opened = 0  # groups, also those whose prompts were out before
         self._finite = FiniteMetrics(filter.reads(), self.beliefs.metric)
         self._open = OpenGroups(whole=allocator.size()[1])
         self._issued = IssuedVisits(self.beliefs.keys)
@@ -176,7 +176,7 @@ class Collector:
             return sent
         if starved := self._open.waiting:  # the limits leave nothing for them: they are judged with what they have
             for open_group in starved:
-                self._close(open_group)
+                self._judge(open_group)
             return self.requests(room)
         self._exhausted = len(self._judged) < self._owed
         if not self.ready:
@@ -291,7 +291,7 @@ class Collector:
 
     @property
     def trained(self) -> list[Group]:
-        """The groups of the batch in hand that have a gradient: those that do not only fill it up."""
+        """The groups of the batch in hand that are trained: those that do not only fill it up."""
         backfilled = self.backfilled
         return [group for group in self.in_hand if group.uid not in backfilled]
 
@@ -380,7 +380,7 @@ class Collector:
         """Return prompts of open groups that may not finish, or would then be too old, to the queue's head."""
         requeue = self.surplus.on_full is OnFull.REQUEUE
         stopped = [one for one in self._open if requeue or one.version < self.surplus.oldest(self.step + 1)]
-        for open_group in reversed(stopped):
+        for open_group in reversed(stopped):  # so that the first to be opened is the first in the queue
             self._open.close(open_group)
             if open_group.rollouts:
                 self.beliefs.end(open_group.finished(), open_group.learnt)
@@ -405,12 +405,13 @@ class Collector:
 
     def _open_next(self, past_the_end: bool) -> bool:
         """Open a group for the next prompt; False when there is none, or no budget for its first ask."""
-        head = self._queue.head()
-        if head is None or head[1] > self._rollouts_left - self._open.unsent:
+        if (head := self._queue.head()) is None:
             return False
-        if self.prompts_issued >= self.last_prompt and not (head[2] or past_the_end):
+        index, n, again = head
+        over = self.prompts_issued >= self.last_prompt and not (again or past_the_end)
+        if over or n > self._rollouts_left - self._open.unsent:
             return False
-        index, n, again = self._queue.pop()
+        self._queue.pop()
         uid, visit = group_name(self._opened), self._issued.number(index)
         self._open.open(OpenGroup(uid, self.source[index], planned=n, version=self.step, visit=visit))
         self._opened += 1
@@ -430,15 +431,15 @@ class Collector:
         have, view = len(open_group.rollouts), open_group.view()
         self.beliefs.learn(view, open_group.learnt)
         open_group.learnt = have
-        works = have >= max(open_group.lost, 1)  # else it would fail on and on, up to the most that it can have
+        works = have >= max(open_group.lost, 1)  # else its rollouts would fail on, up to the most that it can have
         wanted = self.allocator.wanted(view, self.beliefs) if works else 0
         most = wanted if self.allocator.most is None else self.allocator.most
         if (more := min(wanted, most - open_group.lost) - have) > 0:
             self._open.want(open_group, more)
         else:
-            self._close(open_group)
+            self._judge(open_group)
 
-    def _close(self, open_group: OpenGroup) -> None:
+    def _judge(self, open_group: OpenGroup) -> None:
         self._open.close(open_group)
         group = open_group.finished()
         self.accounts.move(open_group.arrived[len(group) :], Account.OPEN, Account.CANCELLED)  # behind a gap
@@ -460,12 +461,11 @@ class Collector:
         """Count a late or duplicate event; ignore a late pause."""
         require(was_opened(event.uid, self._opened), "uid", event.uid, "a group that was requested")
         if open_group is not None and not 0 <= event.index < open_group.asked:
-            accepted = f"0 to {open_group.asked - 1}, which were requested of group {event.uid}"
-            raise ValueError(f"index={event.index} is not accepted: {accepted}")
+            refuse("index", event.index, f"0 to {open_group.asked - 1}, which were requested of group {event.uid}")
         if isinstance(event, Paused):
             return
         before = self._paused.end(event)
-        if open_group is not None or not self._owed:  # else its step is over: there its tokens were in flight
+        if open_group is not None or not self._owed:  # else a step before reserved its tokens
             self._statistics.arrive(event, before)
         self.accounts.post(Account.CANCELLED if open_group is None else Account.DUPLICATE, event.tokens)
 
@@ -488,7 +488,7 @@ class Collector:
         found = state.get("layout")
         require(found == STATE_LAYOUT, "layout", found, f"a state saved in layout {STATE_LAYOUT}; start the run anew")
         for part in _PARTS:  # a policy that takes the place of another begins afresh
-            if state["policies"].get(part, name := type(getattr(self, part)).__name__) == name:
+            if part not in _POLICIES or state["policies"][part] == type(getattr(self, part)).__name__:
                 getattr(self, part).load_state_dict(state[part.lstrip("_")])
         find = partial(find_prompt, self.source, KeyedPositions(self.beliefs.keys))
         for part in _WITH_GROUPS:

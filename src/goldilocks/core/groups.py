@@ -306,16 +306,16 @@ class OpenGroups:
 
 
 class JudgedGroups:
-    """Groups by uid. ``trained_of`` returns the rollouts of a group to train; ``spare`` dropped groups are held."""
+    """Groups by uid. ``trained_of``: a group's rollouts to train. ``spares``: the most dropped groups that are held."""
 
-    def __init__(self, accounts: Accounts, order: PromptOrder, trained_of: ChooseTrained, *, spare: int) -> None:
+    def __init__(self, accounts: Accounts, order: PromptOrder, trained_of: ChooseTrained, *, spares: int) -> None:
         self._accounts = accounts
         self._claim, self._release = order.claim, order.release
         self._trained_of = trained_of
-        self._spare = spare
+        self._spares = spares
         self._kept: dict[str, Group] = {}
         self._in_hand: dict[str, tuple[Group, AnyAccount]] = {}  # with the account of its trained rollouts
-        self._dropped: dict[str, tuple[Group, AnyAccount]] = {}
+        self._spare: dict[str, tuple[Group, AnyAccount]] = {}  # dropped in this step, with their account
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -332,7 +332,7 @@ class JudgedGroups:
 
     @property
     def uids(self) -> set[str]:
-        return {*self._kept, *self._in_hand, *self._dropped}
+        return {*self._kept, *self._in_hand, *self._spare}
 
     @property
     def backfilled(self) -> set[str]:
@@ -340,25 +340,25 @@ class JudgedGroups:
 
     @property
     def spare(self) -> tuple[Group, ...]:
-        return tuple(group for group, _ in self._dropped.values())
+        return tuple(group for group, _ in self._spare.values())
 
     def keep(self, group: Group) -> None:
         self._kept[group.uid] = group
         self._accounts.move(group.rollouts, Account.OPEN, Account.CARRIED)
 
     def drop(self, group: Group, account: AnyAccount) -> None:
-        """Let go of a group that its filter dropped. Some are held to fill a batch up, if they have no gradient.
+        """Let go of a group that its filter dropped; hold it as a spare one if it has no gradient.
 
         A filter on another metric than the reward, or on a band, also drops groups whose rewards differ.
         """
         self._release(group.prompt.index)
         self._accounts.move(group.rollouts, Account.OPEN, account)
-        if self._spare and not is_informative(group):
-            self._hold(group, account)
+        if self._spares and not is_informative(group):
+            self._hold_spare(group, account)
 
-    def _hold(self, group: Group, account: AnyAccount) -> None:
-        if len(group) and len(self._dropped) < self._spare:
-            self._dropped[group.uid] = group, account
+    def _hold_spare(self, group: Group, account: AnyAccount) -> None:
+        if len(group) and len(self._spare) < self._spares:
+            self._spare[group.uid] = group, account
 
     def take(self, count: int) -> list[Group]:
         """Return at most ``count`` of the groups that wait, first issued first."""
@@ -369,9 +369,9 @@ class JudgedGroups:
         return [self._hand_out(group, Account.CARRIED, Account.TRAINED) for group in groups]
 
     def backfill(self, count: int) -> list[Group]:
-        """Return at most ``count`` groups dropped in this step: the batch keeps its shape, they are not trained."""
-        uids = sorted(self._dropped, key=issue_order)[:count]
-        return [self._hand_out(*self._dropped.pop(uid), Account.BACKFILLED) for uid in uids]
+        """Return at most ``count`` spare groups: the batch keeps its shape, they are not trained."""
+        uids = sorted(self._spare, key=issue_order)[:count]
+        return [self._hand_out(*self._spare.pop(uid), Account.BACKFILLED) for uid in uids]
 
     def _hand_out(self, group: Group, origin: AnyAccount, account: AnyAccount) -> Group:
         group = replace(group, trained=tuple(self._trained_of(group)))
@@ -392,9 +392,9 @@ class JudgedGroups:
                 self._claim([group.prompt.index])
 
     def begin_step(self, oldest: int) -> int:
-        """Forget the batch in hand, which was trained, and groups older than ``oldest``; return how many expired."""
+        """Forget the batch in hand, spare groups and kept ones older than ``oldest``; return how many expired."""
         self._in_hand.clear()
-        self._dropped.clear()
+        self._spare.clear()
         expired = [group for group in self._kept.values() if group.version < oldest]
         for group in expired:
             del self._kept[group.uid]
@@ -408,29 +408,30 @@ class JudgedGroups:
         A group is lost if the rest does not pass, or if the group is in hand and none of its trained rollouts is left:
         the caller has not seen the others. A group that is lost because it is ``flat`` may fill a batch up.
         """
-        held = uid in self._in_hand
-        require(held or uid in self._kept, "uid", uid, "a group that is in the batch in hand, or kept")
-        group, account = self._in_hand[uid] if held else (self._kept[uid], Account.CARRIED)
+        in_hand = uid in self._in_hand
+        require(in_hand or uid in self._kept, "uid", uid, "a group that is in the batch in hand, or kept")
+        group, account = self._in_hand[uid] if in_hand else (self._kept[uid], Account.CARRIED)
         gone = {rollout.index for rollout in group.rollouts} if indices is None else set(indices)
         left = tuple(rollout for rollout in group.rollouts if rollout.index not in gone)
         trained = tuple(rollout for rollout in group.trained if rollout.index not in gone)
         rest = replace(group, rollouts=left, trained=trained)
-        lost = not left or (held and not trained) or not judge(rest).keep
-        beyond = {one.index for one in _beyond(group)} if held else set()
+        lost = not left or (in_hand and not trained) or not judge(rest).keep
+        beyond = {one.index for one in _beyond(group)} if in_hand else set()
         for rollout in group.rollouts:
             if lost or rollout.index in gone:
                 origin = Account.TRIMMED if rollout.index in beyond else account
                 self._accounts.move([rollout], origin, Account.REJECTED.because(reason))
-        if lost:
-            if not self._in_hand.pop(uid, None):
-                del self._kept[uid]
-                self._release(group.prompt.index)
-            if flat:
-                self._hold(replace(group, trained=()), Account.REJECTED.because(reason))
-        elif uid in self._in_hand:
+        if not lost and in_hand:
             self._in_hand[uid] = rest, account
-        else:
+        elif not lost:
             self._kept[uid] = rest
+        elif in_hand:
+            del self._in_hand[uid]
+        else:
+            del self._kept[uid]
+            self._release(group.prompt.index)
+        if lost and flat:
+            self._hold_spare(replace(group, trained=()), Account.REJECTED.because(reason))
         return lost
 
     def trim(self, uid: str, indices: Collection[int]) -> None:
@@ -447,20 +448,20 @@ class JudgedGroups:
         return {
             "kept": [pack_group(group) for group in self._kept.values()],
             "in_hand": [(pack_group(group), str(account)) for group, account in self._in_hand.values()],
-            "dropped": [(pack_group(group), str(account)) for group, account in self._dropped.values()],
+            "dropped": [(pack_group(group), str(account)) for group, account in self._spare.values()],
         }
 
     def load_state_dict(self, state: dict[str, Any], find: FindPrompt) -> None:
         self._kept = {packed["uid"]: unpack_group(packed, find) for packed in state["kept"]}
-        for name in ("in_hand", "dropped"):
-            groups: dict[str, tuple[Group, AnyAccount]] = {}
+        for name, groups in (("in_hand", self._in_hand), ("dropped", self._spare)):
+            groups.clear()
             for packed, account in state[name]:
                 with contextlib.suppress(ValueError):  # these are trained or dropped: their prompts may leave the data
                     groups[packed["uid"]] = unpack_group(packed, find), AccountName(account)
-            setattr(self, f"_{name}", groups)
 
 
 def _beyond(group: Group) -> list[Rollout]:
+    """Return the rollouts of a group in hand that are not trained."""
     trained = {rollout.index for rollout in group.trained}
     return [rollout for rollout in group.rollouts if rollout.index not in trained]
 
