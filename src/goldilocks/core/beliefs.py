@@ -8,7 +8,7 @@ Everything is learnt from the likelihood of what was observed. The likelihood do
 or why its group stopped, so every visit is fair to learn from: whoever chooses, and whatever rule ends a group.
 
 A prompt's own rollouts count less the further the level of its strata has moved since, and the more often the prompt
-was trained. Columns are flat arrays with a row for each prompt, 36 bytes; ``prompt.index`` is the row in this run.
+was trained. Columns are flat arrays with a row for each prompt, 38 bytes; ``prompt.index`` is the row in this run.
 Counts are saved under ``prompt.key``.
 """
 
@@ -29,7 +29,7 @@ from goldilocks.types import MIN_STD, POSITIVE_THRESHOLD, Cost, Group, Rollout, 
 FIELDS = ("positives", "negatives", "level", "moves", "visits", "recent", "streak", "tokens")
 CONCENTRATIONS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)  # rollouts that a prompt's strata may count as for it
 LOG_CONCENTRATIONS = tuple(map(math.log, CONCENTRATIONS))
-FLAT = 2.0  # of Beta(1, 1)
+FLAT = 2.0  # the concentration of Beta(1, 1)
 WANDERS = (0.0, 0.003, 0.01, 0.03, 0.1)  # variance, in squared log-odds, that a trained group may add to its strata
 MEMORY = 0.998  # of how well each wander forecast, per group
 RATES, LENGTHS = 0.6, 0.3  # variance between strata, before anything is known: of log-odds, of log-lengths
@@ -129,7 +129,7 @@ class Beliefs:
         soon after an update and all others late, as if their strata fell from one update to the next.
         """
         seen, before = group.counted
-        if seen != learnt:  # the group was just loaded
+        if seen != learnt:  # this object is new: the group was loaded, or has become older
             before = sum(map(self.passed, group.rollouts[:learnt]))
         if trials := len(group) - learnt:
             self.learn_rate(group.prompt.index, self.passes(group) - before, trials, first=not learnt)
@@ -145,26 +145,26 @@ class Beliefs:
         self.lengths.estimate_spreads()
 
     def tell(self, rates: Mapping[str, float]) -> None:
-        """Believe pass rates of strata that were measured outside the run: what better beliefs would gain."""
+        """Believe pass rates of strata that were measured outside the run: to study what better beliefs would gain."""
         for stratum, name in enumerate(self._names):
             if name in rates:
                 rate = min(max(rates[name], EDGE**2), 1 - EDGE**2)
                 self._told[stratum] = math.log(rate / (1 - rate))
 
     def learn_rate(self, row: int, passes: int, trials: int, first: bool = True) -> None:
-        """Learn from how many of a prompt's rollouts passed; ``first``: of a visit, which says how beliefs forecast."""
+        """Learn from how many of a prompt's rollouts passed. The ``first`` of a visit also score what was forecast."""
         own, effects = (float(self.positives[row]), float(self.negatives[row])), self.rates.of(row)
         since, trained = float(self.level[row]), float(self.moves[row])
         level = self.rates.level(effects, self.rates.wander)
-        if trained or level.lever:  # something moved
+        if trained or level.lever:  # training moved something: weigh each wander by how well it forecasts the passes
             for j, wander in enumerate(WANDERS):
                 level = self.rates.level(effects, wander)
                 a, b = self._beta(level.mean, level.variance, own, since, wander * trained)
                 self._wanders[j] = MEMORY * self._wanders[j] + log_likelihood(a, b, passes, trials)
             self.rates.wander = _expected(WANDERS, self._wanders)
             level = self.rates.level(effects, self.rates.wander)
-        mean, moved = level.mean, self.rates.wander * trained
-        (rate, doubt), left = _level(mean, level.variance), _left(own, mean - since, moved)
+        mean, wandered = level.mean, self.rates.wander * trained
+        (rate, doubt), left = _level(mean, level.variance), _left(own, mean - since, wandered)
         positives, negatives = own[0] * left, own[1] * left
         if first:
             worth = _worth(self.concentration, doubt)
@@ -183,16 +183,16 @@ class Beliefs:
             spread = slope**2 * (a + b + 1) / (a * b)
             ups, downs = [1 / (a + j) for j in range(passes)], [1 / (b + j) for j in range(trials - passes)]
             mean += self.rates.learn(row, level, slope * (sum(ups) - sum(downs)), spread * trials / (a + b + trials))
-        left = _left(own, mean - since, moved)
+        left = _left(own, mean - since, wandered)
         self.positives[row], self.negatives[row] = own[0] * left + passes, own[1] * left + trials - passes
         self.level[row], self.moves[row] = mean, 0
 
     def _beta(
-        self, mean: float, variance: float, own: tuple[float, float], since: float, moved: float
+        self, mean: float, variance: float, own: tuple[float, float], since: float, wandered: float
     ) -> tuple[float, float]:
         """Return the two parameters of one prompt's Beta; ``posterior`` does the same for many."""
         rate, doubt = _level(mean, variance)
-        worth, left = _worth(self.concentration, doubt), _left(own, mean - since, moved)
+        worth, left = _worth(self.concentration, doubt), _left(own, mean - since, wandered)
         return worth * rate + own[0] * left, worth * (1 - rate) + own[1] * left
 
     def end(self, group: Group, learnt: int = 0) -> None:
@@ -259,7 +259,7 @@ class Beliefs:
         if self.cost is Cost.ROLLOUTS:
             return np.ones(len(rows))
         shared = np.exp(self._log_tokens + self.lengths.sums(rows)[0])
-        seen = np.minimum(self.visits[rows], 4)  # visits, which count as much as the strata do
+        seen = np.minimum(self.visits[rows], 4)  # each visit counts as much as the strata do
         return np.asarray((shared + seen * self.tokens[rows]) / (1 + seen))
 
     def expected_cost_of(self, row: int) -> float:
@@ -328,9 +328,12 @@ def _worth(concentration: float, doubt: Any, smaller: Callable[[Any, Any], Any] 
     return 1 / smaller(alike + doubt * (1 - alike), alike if alike > ALIKE else ALIKE) - 1
 
 
-def _left(own: tuple[Any, Any], moved: Any, trained: Any) -> Any:
-    """Return the share of a prompt's own rollouts that still counts."""
-    return 1 / (1 + (trained + moved**2) * (own[0] + own[1]) / 4)
+def _left(own: tuple[Any, Any], moved: Any, wandered: Any) -> Any:
+    """Return the share of a prompt's own rollouts that still counts.
+
+    Since its last visit its strata have ``moved`` so far in log-odds, and training has added the variance ``wandered``.
+    """
+    return 1 / (1 + (wandered + moved**2) * (own[0] + own[1]) / 4)
 
 
 def _expected(values: Sequence[float], log_likelihoods: Sequence[float]) -> float:
