@@ -69,7 +69,7 @@ class Session:
         self.answers[place:] = [ResumableAnswer(name)]  # a saved answer to another request is dropped
         return self.answers[place]
 
-    def align(self, outputs: Sequence[Any]) -> None:
+    def divide_top_log_probs(self, outputs: Sequence[Any]) -> None:
         """Give each output the largest log-probs of its own tokens: verl's loops keep those of the first turn alone."""
         if len(self.answers) == len(outputs) == 1:
             return
@@ -156,12 +156,12 @@ class StreamingClient(LLMServerClient):
         self._none_at_servers.set()
         self._going = asyncio.Event()  # cleared while generation is paused
         self._going.set()
-        self._booked: dict[str, ServerLease] = {}  # by the name of each turn that has no reply yet
+        self._leases: dict[str, ServerLease] = {}  # by the name of each turn that has no reply yet
         self._places: dict[str, asyncio.Semaphore] = {}  # free places for messages, of each server
         engine: str = self.config.actor_rollout_ref.rollout.name
         self.aborts, self._on_vllm = Aborts(engine), engine == "vllm"
         gates = OmegaConf.select(self.config, "batch_filter.enable_two_gate_filter")
-        asks = gates and self._on_vllm  # ours returns them unasked
+        asks = gates and self._on_vllm  # our own engine returns them unasked
         self._ask_top_log_probs = {"extra_args": {TOP: True}} if asks else {}
 
     # -- sessions ------------------------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ class StreamingClient(LLMServerClient):
 
     @property
     def unfinished(self) -> Iterator[Session]:
-        """The sessions of groups that are not cancelled."""
+        """The sessions that have not ended, but for those of cancelled groups."""
         return (one for uid, group in self._sessions.items() if uid not in self._cancelled for one in group)
 
     def _abort(self, sessions: Iterable[Session]) -> None:
@@ -238,7 +238,7 @@ class StreamingClient(LLMServerClient):
         return len(self._at_servers)
 
     async def _left_after(self, within: float) -> int:
-        """Wait until no session is at a server, sending no aborts; return how many are."""
+        """Wait until no session is at a server, at most ``within`` seconds; return how many are. Send no aborts."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._none_at_servers.wait(), within)
         return len(self._at_servers)
@@ -337,7 +337,7 @@ class StreamingClient(LLMServerClient):
             if isinstance(server, BaseException):
                 self._reply([Reply(turn, server) for turn in group], deliver)
                 continue
-            self._booked |= dict.fromkeys((turn.name for turn in group), ServerLease(uid, server[0], len(group)))
+            self._leases |= dict.fromkeys((turn.name for turn in group), ServerLease(uid, server[0], len(group)))
             parts.setdefault(server[0], (server[1], []))[1].extend(group)
         await asyncio.gather(*(self._ask_server(name, *part, deliver) for name, part in parts.items()))
 
@@ -365,11 +365,11 @@ class StreamingClient(LLMServerClient):
             if not isinstance(reply.outcome, BaseException):
                 self._charge(reply.turn.session, reply.outcome.token_ids, reply.outcome.stop_reason)
             self._leave(reply.turn.session)
-            if booking := self._booked.pop(reply.turn.name, None):
-                booking.unanswered -= 1
-                if not booking.unanswered:
-                    about = accepted_keywords(LLMServerClient._release_server, request_id=booking.uid)
-                    super()._release_server(booking.server_id, **about)
+            if lease := self._leases.pop(reply.turn.name, None):
+                lease.unanswered -= 1
+                if not lease.unanswered:
+                    about = accepted_keywords(LLMServerClient._release_server, request_id=lease.uid)
+                    super()._release_server(lease.server_id, **about)
         if replies:
             deliver(replies)
 

@@ -72,7 +72,7 @@ async def grade(manager: Any, output: AgentLoopOutput, row: Fields) -> None:
     output.metrics.compute_score = time.perf_counter() - started
 
 
-def manager_of(worker: Any) -> Any:
+def reward_manager_of(worker: Any) -> Any:
     """Return verl's default manager, made once in a worker; None where rewards are another's to give."""
     from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
     from verl.trainer.ppo.reward import load_reward_manager
@@ -102,12 +102,12 @@ class SingleTurn:
             tools=agent_loop.ToolListWrap(worker.tools),
         )
         self._limit = self._loop.response_length
-        self.rewards = manager_of(worker)
+        self.reward_manager = reward_manager_of(worker)
 
     @classmethod
     def of(cls, worker: Any) -> SingleTurn | None:
         """None where verl makes the rollouts of this worker."""
-        return cls(worker) if _is_known(worker) and manager_of(worker) is not None else None
+        return cls(worker) if _gives_verls_rows(worker) and reward_manager_of(worker) is not None else None
 
     async def prompt_ids(self, prompt: Fields) -> list[int]:
         """The tokens of a prompt."""
@@ -157,10 +157,10 @@ def row_of(output: AgentLoopOutput, prompt: Fields) -> Fields:
     }
 
 
-def _is_known(worker: Any) -> bool:
+def _gives_verls_rows(worker: Any) -> bool:
     """Whether this verl, this server and this config are such that what is done here gives verl's rows."""
     rollout = worker.rollout_config
-    more = rollout.full_determinism or rollout.enable_rollout_routing_replay  # a priority for each request; experts
+    more = rollout.full_determinism or rollout.enable_rollout_routing_replay  # verl sends priorities, stores experts
     served = rollout.name == OUR_SERVER or (rollout.name == "vllm" and not more)
     loop = SingleTurnAgentLoop
     registered = agent_loop._agent_loop_registry.get(AGENT) == {"_target_": f"{loop.__module__}.{loop.__qualname__}"}
@@ -182,7 +182,7 @@ class BatchedSingleTurn:
         """``worker`` reports how the sessions end."""
         self._worker = worker
         self._client: StreamingClient = worker.llm_client
-        self._loop: SingleTurn = worker.single_turn
+        self._single_turn: SingleTurn = worker.single_turn
         self._open: dict[Session, Fields] = {}  # the sessions that are not reported yet, and the fields of their rows
         self._finishing: set[asyncio.Task[None]] = set()
         self._started = time.perf_counter()
@@ -196,7 +196,7 @@ class BatchedSingleTurn:
                 fields = {name: value for name, value in prompt.items() if name not in NOT_STORED}
                 sessions.append([self._client.begin(prompt["uid"], index) for index in range(first, first + count)])
                 self._open |= {one: {**fields, "session_id": one.index} for one in sessions[-1]}
-            rendered = await asyncio.gather(*map(self._loop.prompt_ids, prompts), return_exceptions=True)
+            rendered = await asyncio.gather(*map(self._single_turn.prompt_ids, prompts), return_exceptions=True)
             turns: list[TurnRequest] = []
             for prompt, opened, ids in zip(prompts, sessions, rendered, strict=True):
                 if isinstance(ids, BaseException):
@@ -220,9 +220,9 @@ class BatchedSingleTurn:
         try:
             outputs = await self._outputs(replies)
             graded = await self._graded(outputs)
-            for known in (True, False):  # rows of one put have the same fields
-                have = {name: one for name, one in graded.items() if (one.response_logprobs is not None) is known}
-                await self._store(have)
+            for has in (True, False):  # rows of one put have the same fields
+                alike = {name: one for name, one in graded.items() if (one.response_logprobs is not None) is has}
+                await self._store(alike)
         except Exception as error:
             await self._lose([one.turn.session for one in replies if one.turn.session in self._open], error)
 
@@ -240,12 +240,13 @@ class BatchedSingleTurn:
             elif not outcome.token_ids:
                 self._fail(session, "empty_response")
             else:
-                outputs[session] = await self._loop.output(reply, seconds)
+                outputs[session] = await self._single_turn.output(reply, seconds)
         return outputs
 
     async def _graded(self, outputs: dict[Session, AgentLoopOutput]) -> dict[Session, AgentLoopOutput]:
         """Give the outputs their rewards; return those that have one, and report the sessions of the others."""
-        grades = (grade(self._loop.rewards, output, self._open[session]) for session, output in outputs.items())
+        manager = self._single_turn.reward_manager
+        grades = (grade(manager, output, self._open[session]) for session, output in outputs.items())
         errors = await asyncio.gather(*grades, return_exceptions=True)
         for session, error in zip(list(outputs), errors, strict=True):
             if error is not None:

@@ -39,7 +39,7 @@ from goldilocks.verl.dispatch.backend import (
 )
 from goldilocks.verl.dispatch.client import Cancelled, Session, StreamingClient, current_session
 from goldilocks.verl.dispatch.failures import publish, succeeded
-from goldilocks.verl.dispatch.single_turn import AGENT, BatchedSingleTurn, SingleTurn, grade, manager_of
+from goldilocks.verl.dispatch.single_turn import AGENT, BatchedSingleTurn, SingleTurn, grade, reward_manager_of
 from goldilocks.verl.patch import Kind
 from goldilocks.verl.plugin import ask_for
 from goldilocks.verl.store import SavedAnswer
@@ -118,7 +118,7 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         return [[one.uid, one.index, one.answers[0].state_dict()] for one in answered]
 
     async def drained(self, within: float) -> Drained:
-        """Wait until no session is at a server, at most ``within`` seconds; return what the step cost here."""
+        """Wait until no session is at a server, at most ``within`` seconds; return what there is to report."""
         client, aborts = self.llm_client, self.llm_client.aborts
         left = await client.drained(within)
         return Drained(left, aborts.asked, aborts.ended, aborts.tokens, spent.read())
@@ -201,8 +201,8 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
 
     async def _compute_score(self, outputs: list[Any], kwargs: dict[str, Any]) -> None:
         """As verl's; the default reward manager grades here, so that what its functions cost is counted here."""
-        waits = outputs[-1].reward_score is None and self.reward_loop_worker_handles is not None
-        manager = manager_of(self) if waits else None
+        ungraded = outputs[-1].reward_score is None and self.reward_loop_worker_handles is not None
+        manager = reward_manager_of(self) if ungraded else None
         if manager is not None:
             await grade(manager, outputs[-1], kwargs)
         else:
@@ -224,7 +224,7 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         elif not outputs or not all(one.response_ids for one in outputs):
             self.report_failed(session, "empty_response")
         else:
-            session.align(outputs)
+            session.divide_top_log_probs(outputs)
             await super()._agent_loop_postprocess(output, validate, **kwargs)
             if outputs[-1].reward_score is None:
                 self.report_failed(session, "no_reward")
@@ -249,7 +249,7 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         """Log the error, publish it to the trainer, and report the failure."""
         logger.error("rollout %s of group %s failed", session.index, session.uid, exc_info=error)
         await publish(error)
-        ends = isinstance(error, RewardFailed)  # Ray raises a class of its own, which is also the one raised remotely
+        ends = isinstance(error, RewardFailed)  # one raised remotely has a class that Ray made, with another name
         self.report_failed(session, RewardFailed.__name__ if ends else type(error).__name__)
 
     def report_failed(self, session: Session, reason: str) -> None:
@@ -273,7 +273,7 @@ class StreamingManager(AgentLoopManagerTQ):
         self._next = 0  # the worker that is given prompts first
         self._waiting: dict[Any, int] = {}  # pending calls of ``events``, each with the number of its worker
         self._replies: Counter[int] = Counter()  # calls of ``events`` that returned, by worker
-        self._drained: list[Drained] = []  # what ``drain`` was told, for the metrics of the step
+        self._drained: list[Drained] = []  # what the workers told ``drain``, for the metrics of the step
         self._rewards = RewardCosts()  # since the last ``rewards_spent``
 
     def _ask(self, method: str, *args: Any) -> list[Any]:
@@ -345,7 +345,7 @@ class StreamingManager(AgentLoopManagerTQ):
                 return
 
     def metrics(self) -> dict[str, float]:
-        """Return the aborts since the run began."""
+        """Return the aborts since the run began, and the requests that ``drain`` has left at servers."""
         drained, self._drained = self._drained, []
         reports: list[Drained] = drained or self._reports(0.0)
         return {

@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput, AgentLoopWorker
 from verl_world import Worker
 
-from goldilocks.verl.dispatch.single_turn import manager_of
+from goldilocks.verl.dispatch.single_turn import reward_manager_of
 
 VERLS_OWN = AgentLoopWorker._compute_score
 ROW = {
@@ -59,4 +59,4 @@ async def test_the_row_is_not_written_to():
 async def test_other_rewards_stay_with_their_workers(changes):
     one = Worker(whole=False)
     one.config = OmegaConf.merge(one.config, {"reward": changes})
-    assert manager_of(one) is None
+    assert reward_manager_of(one) is None
