@@ -56,7 +56,6 @@ ALIKE = (
 ENDS_THE_RUN = RewardFailed.__name__  # the reason of a failure after which a run must not go on
 ROWS = "goldilocks_rows"  # begins the name of the folder of rows in a checkpoint
 OWN = ("collector", "rows", "meter", "backend", "gate")  # the names in a checkpoint that the driver writes
-INFORMATIVE = "informative_groups_per_1k_rollouts"
 TIMED = tuple(f"timing_s/gen_{part}" for part in ("submit", "wait", "pause", "drain", "clear"))
 GRADED_GROUPS = 16  # groups of a step whose rewards differ: by then a fitting threshold has been passed and missed
 ONE_SIDED = (
@@ -92,11 +91,11 @@ class Driver:
         self.watch = Stopwatch()
         self._max_failures = max_failures
         self._flat_least = max(FLAT_BATCHES * collector.gen_batch_size, FLAT_GROUPS)
-        self._flat_limit = self._flat_least  # groups in a row without one kept: it is said
-        self._threshold_fits: bool | None = None  # known after the first step with enough groups whose rewards differ
-        self._sides_said = False
+        self._flat_limit = self._flat_least  # groups in a row without one kept, after which FLAT is said
+        self._threshold_checked = False  # by the first step with enough groups whose rewards differ
+        self._alike_said = False
         self._judgements: list[Metrics] = []  # of this batch
-        self._ends_by = ""  # why the run must not generate on
+        self._ends_by = ""  # why the run ends when it would generate on; empty: it goes on
 
     # -- a batch -------------------------------------------------------------------------------------------------------
 
@@ -236,7 +235,8 @@ class Driver:
         judged = {} if self.gate is None else self.gate.combined(self._judgements, trained)
         plain = {name: float(value) for name, value in judged.items()}  # a mean knows its count, and loggers refuse it
         own = self.collector.metrics()
-        self._check_rewards(own, trained)
+        self._check_threshold(own)
+        self._check_filter(trained)
         spent = {"budget/spent": self.meter.share} if self.meter.budget.costs else {}
         return {**own, **plain, **spent}
 
@@ -245,23 +245,23 @@ class Driver:
         collector = self.collector
         return f"Goldilocks: rollouts: {closing({**collector.accounts.metrics(), **collector.selector.metrics()})}"
 
-    def _check_rewards(self, metrics: Mapping[str, float], trained: Sequence[Group]) -> None:
-        """Warn once where all rewards of a step are on one side of the threshold: nothing is learnt of the prompts.
+    def _check_threshold(self, metrics: Mapping[str, float]) -> None:
+        """Warn once where all rewards of a step are on one side of the threshold: nothing is learnt of the prompts."""
+        passed, rollouts = metrics["difficulty/pass_rate"], metrics["adaptive_rollout/total_rollouts"]
+        informative = metrics["adaptive_rollout/informative_groups_per_1k_rollouts"] * rollouts / 1000
+        if not self._threshold_checked and round(informative) >= GRADED_GROUPS:
+            self._threshold_checked = True
+            if passed in (0, 1):
+                logger.warning(ONE_SIDED, "every" if passed else "no", self.collector.beliefs.positive_threshold)
 
-        And once where groups of failures alone, or of passes alone, pass the filter: it judges something else.
-        """
-        beliefs, passed = self.collector.beliefs, metrics["difficulty/pass_rate"]
-        share, rollouts = (metrics[f"adaptive_rollout/{name}"] for name in (INFORMATIVE, "total_rollouts"))
-        if self._threshold_fits is None and round(share * rollouts / 1000) >= GRADED_GROUPS:
-            self._threshold_fits = 0 < passed < 1
-            if not self._threshold_fits:
-                logger.warning(ONE_SIDED, "no" if passed == 0 else "every", beliefs.positive_threshold)
+    def _check_filter(self, trained: Sequence[Group]) -> None:
+        """Warn once where groups of failures alone, or of passes alone, pass the filter: it judges something else."""
         filtered = self.gate is not None or not isinstance(self.collector.filter, Everything)
-        differ = filter(is_informative, trained) if filtered and not self._sides_said else ()
-        least = beliefs.positive_threshold
+        differ = filter(is_informative, trained) if filtered and not self._alike_said else ()
+        least = self.collector.beliefs.positive_threshold
         alike = sum(len({outcome(one, None) >= least for one in group.rollouts}) == 1 for group in differ)
         if alike:
-            self._sides_said = True
+            self._alike_said = True
             logger.warning(ALIKE, alike, len(trained), least)
 
     # -- a checkpoint --------------------------------------------------------------------------------------------------
