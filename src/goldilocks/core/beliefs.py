@@ -329,10 +329,7 @@ def _worth(concentration: float, doubt: Any, smaller: Callable[[Any, Any], Any] 
 
 
 def _left(own: tuple[Any, Any], moved: Any, wandered: Any) -> Any:
-    """Return the share of a prompt's own rollouts that still counts.
-
-    Since its last visit its strata have ``moved`` so far in log-odds, and training has added the variance ``wandered``.
-    """
+    """Return the share of a prompt's own rollouts that still counts, after a move of log-odds and a variance added."""
     return 1 / (1 + (wandered + moved**2) * (own[0] + own[1]) / 4)
 
 
