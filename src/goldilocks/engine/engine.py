@@ -110,9 +110,8 @@ class Engine:
     """Generates with a decoder-only transformers model. Synchronous: one thread calls it.
 
     The model becomes the engine's: it is moved to ``device`` and its attention is replaced. A model that then gives
-    other log-probs than its own forward pass is refused. ``max_length`` bounds
-    prompt and answer together and fixes, with ``slots``, the memory of the cache. ``eos_ids`` end every answer that
-    does not ask to ignore them.
+    other log-probs than its own forward pass is refused. ``max_length`` bounds prompt and answer together and fixes,
+    with ``slots``, the memory of the cache. ``eos_ids`` end every answer that does not ask to ignore them.
     """
 
     def __init__(
@@ -144,7 +143,7 @@ class Engine:
         self._arrived: set[int] = set()  # addresses of weights of which more are to come
         self._live: list[_Request | None] = [None] * slots
         self._resident: dict[tuple[int, ...], int] = {}  # prompt -> a slot whose cache still begins with it
-        self._held: list[tuple[int, ...] | None] = [None] * slots  # the inverse
+        self._held: list[tuple[int, ...] | None] = [None] * slots  # slot -> the prompt that its cache begins with
         self._position = np.zeros(slots, dtype=np.int64)  # of the token fed next
         self._last = np.zeros(slots, dtype=np.int64)
         self._seed = np.zeros(slots, dtype=np.uint64)
@@ -228,7 +227,7 @@ class Engine:
             check_all_arrived(self._model, arrived)
 
     def sleep(self) -> None:
-        """Give the cache's memory back. Requests in flight must have come back or be aborted first."""
+        """Give the cache's memory back. No request may be in a slot; those that wait go on after ``wake``."""
         if any(self._live):
             raise RuntimeError(f"sleep with {sum(r is not None for r in self._live)} live requests: abort_all() first")
         self._forget()
@@ -244,7 +243,7 @@ class Engine:
         self._held = [None] * len(self._held)
 
     def _hold(self, slot: int, prompt: tuple[int, ...] | None) -> None:
-        """Note that the slot's cache now begins with ``prompt``; None: with one that the weights of before read."""
+        """Note that the slot's cache now begins with ``prompt``; None: with one that older weights have read."""
         old = self._held[slot]
         if old is not None and self._resident.get(old) == slot:
             del self._resident[old]
@@ -255,8 +254,8 @@ class Engine:
     def _admit(self) -> None:
         """Give free slots to waiting requests.
 
-        Prompts that a slot still holds are copied first; then new ones are prefilled, and copied to the slots of
-        further requests with the same prompt.
+        Prompts that a slot still holds are copied first, as a new one may take that slot. Then new ones are prefilled,
+        and copied to the slots of further requests with the same prompt.
         """
         free = [slot for slot, request in enumerate(self._live) if request is None]
         count = min(len(free), len(self._waiting))
@@ -319,8 +318,8 @@ class Engine:
         holes = (slot for slot in range(size) if self._live[slot] is None)
         target = [slot for _, slot in zip(source, holes, strict=False)]
         self._decoder.move(source, target, int(self._position[source].max()) + 1)
-        asked = self._position, self._last, self._seed, self._cuts, self._stops
-        for array in (*asked, self._tokens, self._log_probs, self._top_log_probs):
+        requests = self._position, self._last, self._seed, self._cuts, self._stops
+        for array in (*requests, self._tokens, self._log_probs, self._top_log_probs):
             array[target] = array[source]
         for old, slot in zip(source, target, strict=True):
             self._live[slot], self._live[old] = self._live[old], None

@@ -51,7 +51,7 @@ async def exchanged(server: Any, requests: Requests) -> AsyncIterator[list[tuple
 
 
 class ManyAnswers:
-    """The methods of a server that has verl's ``generate``.
+    """Gives a server that has verl's ``generate`` the two methods that ``exchanged`` calls.
 
     Generation waits for the Python of the server's process, and a Ray call for each answer is a large part of it.
     """
@@ -171,7 +171,7 @@ def abort_in_vllm(server: Any, request_ids: Sequence[str]) -> None:
 
 async def _end_in_vllm(engine: Any, request_ids: list[str]) -> None:
     """End requests so that answers have all their tokens: with ``held-outputs`` the engine's core has the last."""
-    core = sys.modules.get("vllm.v1.engine.core")  # as far as this process can know
+    core = sys.modules.get("vllm.v1.engine.core")  # the engine's process loads the same plug-in
     loop = getattr(getattr(core, "EngineCoreProc", None), "run_busy_loop", None)
     if getattr(engine, HOLDS, True) and getattr(loop, HOLDS, False):
         inner = [one for name in request_ids for one in engine.output_processor.external_req_ids.get(name, ())]
