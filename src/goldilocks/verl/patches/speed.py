@@ -4,9 +4,8 @@
 a prompt are 49 to 152 thousand numbers per token that no loss reads. Rows are padded on the right, so the responses of
 a micro-batch lie in one window of columns, from the end of the shortest prompt to the last column but one. transformers
 computes logits of a window (``logits_to_keep``), and the log-probs outside of it are zeros that are cut off with the
-prompt. The update's own forward pass gives the log-probs that the ratio is divided by. The trainer decides that
-(``goldilocks.verl.update.log_probs``), and sends how many rows and response tokens the whole batch has: the loss is
-normalised by them.
+prompt. Where the trainer says so (``goldilocks.verl.update.log_probs``), the update's own forward pass also gives
+``old_log_probs``. The trainer then sends how many rows and response tokens the batch has: they normalise the loss.
 
 **Rows by length.** verl fills micro-batches with long rows beside short ones. Without flash-attn a micro-batch is
 computed as wide as its longest row. The gradient is the sum over micro-batches either way.
@@ -46,14 +45,13 @@ from goldilocks.verl.patch import (
 if TYPE_CHECKING:
     import torch
 
-# Logits per block: 256 MiB in fp32, so that peak memory stays low.
-LOGITS_PER_BLOCK = 1 << 26
+LOGITS_PER_BLOCK = 1 << 26  # 256 MiB in fp32, so that peak memory stays low
 WINDOW = "goldilocks_window"  # the first column whose logits are computed
 # What starting a micro-batch costs, in tokens: one with fewer is not worth its kernels' launches.
 START_TOKENS = 4096
 
 LONGEST = 16_384  # bytes of a row: copying a longer one costs more than a message part of its own
-FEWEST = 8  # rows
+FEWEST = 8  # rows of a field: fewer stay as they are
 PUT = "PUT"  # the request that gives rows to a storage unit
 # Numbers that verl, which compares them one by one, orders as their float64 are: numpy rounds a float beside a float32.
 PLAIN = {bool, int, float, np.bool_, np.int64, np.float64}
@@ -211,7 +209,7 @@ def own_log_probs(original: Function) -> Function:
         data = data.copy()
         given = data.get("old_log_probs", None)
         own = response_from_nested(model_output["log_probs"].detach(), data["response_mask"])
-        data["old_log_probs"] = _denominator(own, given)
+        data["old_log_probs"] = _old_log_probs(own, given)
         tokens = tu.get_non_tensor_data(data, WHOLE_TOKENS, None)
         tu.assign_non_tensor(data, global_batch_size=rows, batch_num_tokens=tokens)
         loss, metrics = original(config, model_output, data, dp_group)
@@ -221,10 +219,10 @@ def own_log_probs(original: Function) -> Function:
 
 
 def _distance_to_rollouts(own: Any, data: Any, given: Any) -> dict[str, float]:
-    """How far the trainer's probabilities are from the rollout engine's: verl reads that off the pass left out here.
+    """How far the trainer's probabilities are from the rollout engine's; verl takes this from the pass left out here.
 
-    ``own`` are the log-probs of all response tokens. Also how far they are apart from the engine's, in sum, of tokens
-    that this policy wrote, and of those with ``given`` log-probs of an older one.
+    ``own`` are the log-probs of all response tokens. Also sums of how far these are from the engine's: over tokens that
+    this policy wrote, and over those that an older one wrote, whose log-probs are ``given``.
     """
     import torch
 
@@ -242,7 +240,7 @@ def _distance_to_rollouts(own: Any, data: Any, given: Any) -> dict[str, float]:
     return {f"{DISTANCE}_valid": 1, **dict(zip(names, found, strict=True))}
 
 
-def _denominator(own: Any, given: Any) -> Any:
+def _old_log_probs(own: Any, given: Any) -> Any:
     import torch
 
     if given is None:
@@ -410,7 +408,7 @@ PACKED_ROWS = Patch(
     written_for={"MsgpackEncoder.encode": "4def6c228f01b200"},
     reason="the TransferQueue sends every row of every field as a message part of its own; short rows are one buffer",
     changes="nothing: the reader gets the same rows",
-    without="+5 %; beside those that went, which cost 3 %, another 6 %",
+    without="+5 to +6 %",
     needless_when="the TransferQueue sends the rows of a field as one buffer with their lengths",
 )
 
