@@ -179,7 +179,6 @@ class BatchedSingleTurn:
     """
 
     def __init__(self, worker: Any) -> None:
-        """``worker`` reports how the sessions end."""
         self._worker = worker
         self._client: StreamingClient = worker.llm_client
         self._single_turn: SingleTurn = worker.single_turn
