@@ -309,8 +309,7 @@ class Beliefs:
         self.rates.load_state_dict(state["rates"])
         self.lengths.load_state_dict(state["lengths"])
         self._concentrations, self._wanders = list(state["concentrations"]), list(state["wanders"])
-        for name in ("log_tokens", "judged"):
-            setattr(self, f"_{name}", state[name])
+        self._log_tokens, self._judged = state["log_tokens"], state["judged"]
         self._score = dict(state["score"])
         self.tell(state["told"])
         self.concentration = float(state["concentration"])

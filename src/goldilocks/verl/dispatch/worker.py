@@ -120,8 +120,7 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
     async def drained(self, within: float) -> Drained:
         """Wait until no session is at a server, at most ``within`` seconds; return what there is to report."""
         client, aborts = self.llm_client, self.llm_client.aborts
-        left = await client.drained(within)
-        return Drained(left, aborts.asked, aborts.ended, aborts.tokens, spent.read())
+        return Drained(await client.drained(within), aborts.asked, aborts.ended, aborts.tokens, spent.read())
 
     async def start(self, prompts: list[dict[str, Any]]) -> None:
         """Start the sessions of these prompts and return; ``events`` reports each."""
