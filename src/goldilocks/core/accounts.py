@@ -247,12 +247,14 @@ class StepStatistics:
     rejected: int = 0
     backfilled: int = 0
     components: dict[str, list[float]] = field(default_factory=dict)  # the sum of a metric, and of how many rollouts
+    cancelled: dict[str, int] = field(default_factory=dict)  # by group/index: in flight when their group was closed
 
     def arrive(self, event: Event, before: int) -> None:
         """Count one rollout and its tokens, without the ``before`` tokens that were counted when it paused."""
         self.rollouts_ended += not isinstance(event, Paused)
         self.tokens_arrived += event.tokens - before
         self.started.add(event.tokens, finished=isinstance(event, Rollout), before=before)
+        self.cancelled.pop(f"{event.uid}/{event.index}", None)
 
     def judge(self, group: Group, verdict: Verdict, *, spread: float, passes: int, iterations: int) -> None:
         """Count one judged group: ``spread`` is the deviation of its rewards, and ``passes`` rollouts passed."""

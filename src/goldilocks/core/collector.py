@@ -245,9 +245,8 @@ class Collector:
         they are not to be trained, and ``take`` hands out as many in their place once ``ready``. Groups rejected
         because they are ``flat``, without a gradient, may fill up a batch (``on_exhausted: backfill``); others never.
         """
-        rows = dict(uids) if isinstance(uids, Mapping) else dict.fromkeys(uids)
+        rows, judge = dict(uids) if isinstance(uids, Mapping) else dict.fromkeys(uids), self.filter.judge
         taken = len(self._judged.in_hand)
-        judge = self.filter.judge
         lost = [uid for uid, indices in rows.items() if self._judged.reject(uid, indices, reason, judge, flat=flat)]
         self._owed += taken - len(self._judged.in_hand)
         self._statistics.rejected += len(lost)
@@ -382,6 +381,7 @@ class Collector:
         stopped = [one for one in self._open if requeue or one.version < self.surplus.oldest(self.step + 1)]
         for open_group in reversed(stopped):  # so that the first to be opened is the first in the queue
             self._open.close(open_group)
+            self._statistics.cancelled |= {f"{open_group.uid}/{index}": 0 for index in open_group.in_flight}
             if open_group.rollouts:
                 self.beliefs.end(open_group.finished(), open_group.learnt)
             self.accounts.move(open_group.arrived, Account.OPEN, Account.CANCELLED)
@@ -400,8 +400,8 @@ class Collector:
 
     @property
     def _rollouts_left(self) -> float:
-        asked, tokens = self._statistics.rollouts_asked, self._statistics.tokens_arrived
-        return self.limits.rollouts_left(asked, tokens, self._open.in_flight)
+        step, writing = self._statistics, self._open.in_flight + len(self._statistics.cancelled)
+        return self.limits.rollouts_left(step.rollouts_asked, step.tokens_arrived, writing)
 
     def _open_next(self, past_the_end: bool) -> bool:
         """Open a group for the next prompt; False when there is none, or no budget for its first ask."""
@@ -458,14 +458,14 @@ class Collector:
             self._judged.drop(group, Account.FILTERED.because(verdict.reason))
 
     def _observe_unexpected(self, event: Event, open_group: OpenGroup | None) -> None:
-        """Count a late or duplicate event; ignore a late pause."""
+        """Count a late or duplicate event; ignore a late pause. An older step has reserved for its own late ones."""
         require(was_opened(event.uid, self._opened), "uid", event.uid, "a group that was requested")
         if open_group is not None and not 0 <= event.index < open_group.asked:
             refuse("index", event.index, f"0 to {open_group.asked - 1}, which were requested of group {event.uid}")
         if isinstance(event, Paused):
             return
         before = self._paused.end(event)
-        if open_group is not None or not self._owed:  # else a step before reserved its tokens
+        if open_group or not self._owed or f"{event.uid}/{event.index}" in self._statistics.cancelled:
             self._statistics.arrive(event, before)
         self.accounts.post(Account.CANCELLED if open_group is None else Account.DUPLICATE, event.tokens)
 

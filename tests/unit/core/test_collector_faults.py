@@ -243,3 +243,20 @@ def test_what_is_left_in_hand_is_trained_when_nothing_can_be_had_for_what_was_re
     assert subject.requests() == []
     assert subject.take() == ()
     assert [group.uid for group in subject.in_hand] == ["g1"]
+
+
+def test_a_step_that_goes_on_after_a_rejection_reserves_tokens_for_what_it_cancelled_in_flight() -> None:
+    bounds = Limits(max_tokens_per_step=700, max_tokens_per_rollout=100)
+    options: dict[str, Any] = {"gen_batch_size": 6, "surplus": Surplus(on_full="requeue"), "filter": Everything()}
+    subject = collector(allocator=Fixed(1), limits=bounds, **options)
+    requests = subject.requests()
+    answer(subject, requests[:2], tokens=90)
+    subject.reject([subject.take()[0].uid], "gate")
+    assert subject.cancelled() == ["g5", "g4", "g3", "g2"]
+    more = subject.requests()
+    assert sum(request.n for request in more) == 1, "180 tokens came, and 400 may come of those cancelled"
+    answer(subject, requests[2:], tokens=100)
+    assert subject.requests() == [], "those have come, and 100 may come of the one in flight"
+    answer(subject, more, tokens=100)
+    assert subject.accounts.generated_tokens == 680
+    assert len(subject.take()) == 1
