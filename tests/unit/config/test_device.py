@@ -60,12 +60,11 @@ def test_what_the_command_line_says_wins_over_the_device() -> None:
     assert config.ray_kwargs.ray_init.num_gpus == 2
 
 
-def test_tensor_parallel_rollouts_are_refused_before_anything_starts() -> None:
-    config = _compose(
-        "+device=cpu", "trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.tensor_model_parallel_size=2"
-    )
+def test_tensor_parallel_rollouts_of_our_server_alone_are_refused_before_anything_starts() -> None:
+    parallel = ["trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.tensor_model_parallel_size=2"]
     with pytest.raises(ValueError, match=r"rollout\.tensor_model_parallel_size=2 .* use rollout\.name=vllm"):
-        _validate(config)
+        _validate(_compose("+device=cpu", *parallel))
+    _validate(_compose("+device=cuda", "actor_rollout_ref.rollout.name=vllm", *parallel))
 
 
 @pytest.mark.parametrize("merge", [False, True])
@@ -135,11 +134,6 @@ def test_texts_longer_than_a_models_window_are_refused_before_anything_starts(tm
         _validate(_compose(*given, "data.max_response_length=64", "actor_rollout_ref.rollout.max_model_len=200"))
     wider = "+actor_rollout_ref.model.override_config.sliding_window=200"
     _validate(_compose(*given, wider, "data.max_response_length=65"))
-
-
-def test_another_rollout_engine_is_none_of_our_business() -> None:
-    rollout = [f"actor_rollout_ref.rollout.{key}" for key in ("name=vllm", "tensor_model_parallel_size=2")]
-    _validate(_compose("+device=cuda", "trainer.n_gpus_per_node=2", *rollout))
 
 
 @pytest.mark.parametrize(("name", "freed"), [("transformers", False), ("vllm", True), ("sglang", True)])

@@ -36,10 +36,16 @@ def own(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", names())
-def test_train_and_simulate_build_the_same_policies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_and_simulate_read_the_same_keys_and_build_the_same_policies(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GOLDILOCKS_TASK", "/nowhere")
     config = composed(choose([name], "cpu").recipe)
     assert config.trainer.device == "cpu"
+    read = read_recipe(name)  # without Hydra
+    for key in dotted_keys(read):
+        if not isinstance(value_at(read, key), dict):
+            assert value_at(config, key) == value_at(read, key), key
     trained = Settings.from_config(config)
     data = config.data
     setup = Setup(target_groups=data.train_batch_size, engine=EngineConfig(max_tokens=data.max_response_length))
@@ -52,27 +58,12 @@ def test_train_and_simulate_build_the_same_policies(name: str, monkeypatch: pyte
     assert (simulated.n, simulated.train_batch_size) == (trained.n, trained.train_batch_size)
 
 
-@pytest.mark.parametrize("name", names())
-def test_a_recipe_read_without_hydra_has_the_keys_that_hydra_composes(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GOLDILOCKS_TASK", "/nowhere")
-    config, read = composed(name), read_recipe(name)
-    for key in dotted_keys(read):
-        if not isinstance(value_at(read, key), dict):
-            assert value_at(config, key) == value_at(read, key), key
-
-
 def test_the_default_recipe_comes_first_then_those_that_are_advised_then_those_for_studies() -> None:
+    assert [name for name in names() if not about(name).endswith(".")] == [], "each says in a sentence what it does"
     assert names()[0] == recipes.DEFAULT
     assert names()[:5] == ["grpo", "dapo", "gspo", "adaptive", "frontier"]
     assert names()[5:] == sorted(names()[5:])
     assert ", frontier; for studies: contrast, " in recipes.listed()
-
-
-@pytest.mark.parametrize("name", names())
-def test_every_recipe_says_in_a_sentence_what_it_does(name: str) -> None:
-    assert about(name).endswith(".")
 
 
 def test_a_file_builds_on_a_recipe_and_comes_before_or_after_it(own: Path) -> None:

@@ -24,12 +24,6 @@ from goldilocks.verl.checks import estimator_for
 from goldilocks.verl.v0.python_config import FilterGroupsConfig
 
 DEFAULTS = Path(goldilocks.config.__file__).parent / "goldilocks" / "defaults.yaml"
-ORACLE = (
-    "goldilocks.prior=oracle",
-    "goldilocks.study=true",
-    "goldilocks.strata.columns=[level]",
-    "goldilocks.validate_by=[level]",
-)
 
 
 def test_with_everything_off_every_prompt_gets_n_and_all_are_trained() -> None:
@@ -114,18 +108,15 @@ def test_a_baseline_that_cannot_be_had_is_refused_before_the_v1_trainer_starts(
         estimator_for(part)
 
 
-def test_adaptive_rollouts_and_policies_by_name() -> None:
+def test_policies_are_chosen_by_name_with_their_keys() -> None:
+    assert settings("goldilocks.allocator_kwargs.n=6").allocator() == Fixed(6)  # another n than the rollouts'
+    assert settings("goldilocks.allocator=fixed", "goldilocks.allocator_kwargs.n=6").allocator() == Fixed(6)
     assert settings("adaptive_rollout.enable=true", "adaptive_rollout.max_n=32").allocator() == Adaptive(max_n=32)
     chosen = settings(
         "goldilocks.selector=thompson", "goldilocks.selector_kwargs.target=0.3", "goldilocks.allocator=knapsack"
     )
     assert chosen.selector() == Thompson(target=0.3)
     assert isinstance(chosen.allocator(), Knapsack)
-
-
-def test_the_n_of_every_prompt_may_be_another_than_the_rollouts() -> None:
-    assert settings("goldilocks.allocator_kwargs.n=6").allocator() == Fixed(6)
-    assert settings("goldilocks.allocator=fixed", "goldilocks.allocator_kwargs.n=6").allocator() == Fixed(6)
 
 
 def test_the_batch_filter_changes_what_is_asked_for() -> None:
@@ -189,11 +180,15 @@ def test_no_group_is_asked_for_more_rows_than_its_allocator_gives_it(
         ),
         (["goldilocks.filter_kwargs.min_std=0.1"], r"filter_kwargs=\{'min_std': 0.1\} is not accepted: none without"),
         (["goldilocks.filter=band", "algorithm.filter_groups.enable=true"], r"enable=True is not accepted: False with"),
+        (
+            ["goldilocks.prior=strata", "goldilocks.strata.columns=[skill]"],
+            r"goldilocks.strata.columns='skill' is not accepted: a column .*.*level",
+        ),
     ],
 )
 def test_a_mistake_names_the_key_and_what_would_be_accepted(overrides: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        settings(*overrides).collector(ListSource(["a", "b"]))
+        settings(*overrides).collector(ListSource(["a", "b"], columns={"level": [1, 2]}))
 
 
 def test_a_filter_of_ones_own_may_keep_groups_of_one_whatever_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,23 +212,32 @@ def test_the_config_group_has_every_key_with_its_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "message"),
+    ("overrides", "message"),
     [
-        ("goldilocks.budget.rollout=2", "goldilocks.budget.rollout is not a key"),
-        ("goldilocks.budget=true", "goldilocks.budget=True is not accepted: keys with their values"),
-        ("adaptive_rollout=true", "adaptive_rollout=True is not accepted: keys with their values"),
-        ("goldilocks.validate_by=level", r"goldilocks.validate_by='level' is not accepted: a list of words"),
-        ("goldilocks.validate_by=[1]", r"goldilocks.validate_by=\[1\] is not accepted: a list of words"),
-        ("goldilocks.rewards.functions=5", "goldilocks.rewards.functions=5 is not accepted: keys with their values"),
-        ("goldilocks.filter=true", "goldilocks.filter=True is not accepted: a word, or a list of words"),
-        ("actor_rollout_ref.rollout.n='8'", "actor_rollout_ref.rollout.n='8' is not accepted: a whole number"),
-        ("data.train_batch_size=null", "data.train_batch_size=None is not accepted: a whole number"),
-        ("data.seed=x", "data.seed='x' is not accepted: a whole number or none"),
+        (["goldilocks.budget.rollout=2"], "goldilocks.budget.rollout is not a key"),
+        (["goldilocks.budget=true"], "goldilocks.budget=True is not accepted: keys with their values"),
+        (["adaptive_rollout=true"], "adaptive_rollout=True is not accepted: keys with their values"),
+        (["goldilocks.validate_by=level"], r"goldilocks.validate_by='level' is not accepted: a list of words"),
+        (["goldilocks.validate_by=[1]"], r"goldilocks.validate_by=\[1\] is not accepted: a list of words"),
+        (["goldilocks.rewards.functions=5"], "goldilocks.rewards.functions=5 is not accepted: keys with their values"),
+        (["goldilocks.filter=true"], "goldilocks.filter=True is not accepted: a word, or a list of words"),
+        (["actor_rollout_ref.rollout.n='8'"], "actor_rollout_ref.rollout.n='8' is not accepted: a whole number"),
+        (["data.train_batch_size=null"], "data.train_batch_size=None is not accepted: a whole number"),
+        (["data.seed=x"], "data.seed='x' is not accepted: a whole number or none"),
+        (["goldilocks.prior=stratum"], r"goldilocks.prior='stratum' is not accepted: one of .*did you mean 'strata'"),
+        (["goldilocks.prior=oracle", "goldilocks.study=true", "goldilocks.strata.columns=[level]"], "one column"),
+        (
+            ["goldilocks.prior=oracle", "goldilocks.strata.columns=[level]", "goldilocks.validate_by=[level]"],
+            "goldilocks.prior='oracle' is not accepted: flat or strata;",  # without goldilocks.study
+        ),
+        (["goldilocks.forgetting=0.9"], "goldilocks.forgetting is not a key"),
+        (["goldilocks.cost=seconds"], "goldilocks.cost='seconds' is not accepted: one of .*tokens"),
+        (["goldilocks.strata.columns=level"], "goldilocks.strata.columns='level' is not accepted: a list"),
     ],
 )
-def test_sections_are_checked_before_anything_starts(override: str, message: str) -> None:
+def test_sections_are_checked_before_anything_starts(overrides: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        settings(override)
+        settings(*overrides)
 
 
 def test_a_section_that_is_left_empty_has_its_defaults() -> None:
@@ -261,28 +265,6 @@ def test_the_belief_of_each_value_that_is_validated_by_is_logged_with_strata_by_
     assert low < 0.1
     assert high > 0.9
     assert "belief/kind/a" not in beliefs.metrics()
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["goldilocks.prior=stratum"], r"goldilocks.prior='stratum' is not accepted: one of .*did you mean 'strata'"),
-        (["goldilocks.prior=oracle", "goldilocks.study=true", "goldilocks.strata.columns=[level]"], "one column"),
-        ([*ORACLE, "goldilocks.study=false"], "goldilocks.prior='oracle' is not accepted: flat or strata;"),
-        (["goldilocks.forgetting=0.9"], "goldilocks.forgetting is not a key"),
-        (["goldilocks.cost=seconds"], "goldilocks.cost='seconds' is not accepted: one of .*tokens"),
-        (["goldilocks.strata.columns=level"], "goldilocks.strata.columns='level' is not accepted: a list"),
-    ],
-)
-def test_a_prior_that_is_not_known_is_refused(overrides: list[str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        settings(*overrides)
-
-
-def test_a_column_that_is_not_there_is_named_with_those_that_are() -> None:
-    chosen = settings("goldilocks.prior=strata", "goldilocks.strata.columns=[skill]")
-    with pytest.raises(ValueError, match=r"goldilocks.strata.columns='skill' is not accepted: a column .*.*level"):
-        chosen.collector(ListSource(["a", "b"], columns={"level": [1, 2]}))
 
 
 @pytest.mark.parametrize(

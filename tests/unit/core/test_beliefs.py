@@ -73,9 +73,13 @@ def test_a_prompt_never_seen_is_believed_to_be_anything() -> None:
     assert_allclose(np.quantile(draws, [0.1, 0.5, 0.9]), [0.1, 0.5, 0.9], atol=0.01)
 
 
-def test_rollouts_of_a_prompt_are_counted_and_those_before_its_training_count_less() -> None:
+def test_rollouts_of_a_prompt_are_counted_and_those_before_its_training_alone_count_less() -> None:
     beliefs = Beliefs(KEYS)
     beliefs.record(group(0, [1, 1, 1, 0]))
+    assert beliefs.posterior_of(0) == pytest.approx((4, 2))
+    for _ in range(300):  # where nothing is trained nothing is forgotten
+        beliefs.trained([])
+        beliefs.record(group(1, [0, 0]))
     assert beliefs.posterior_of(0) == pytest.approx((4, 2))
     beliefs.trained([group(0, [1, 1, 1, 0])])
     a, b = beliefs.posterior_of(0)
@@ -83,15 +87,6 @@ def test_rollouts_of_a_prompt_are_counted_and_those_before_its_training_count_le
     assert a / b == pytest.approx(2.0, abs=0.2)
     beliefs.record(group(0, [0, 0]))
     assert beliefs.posterior_of(0)[1] > b + 1.9
-
-
-def test_where_nothing_is_trained_nothing_is_forgotten() -> None:
-    beliefs = Beliefs(KEYS)
-    beliefs.record(group(0, [1, 1, 1, 0]))
-    for _ in range(300):
-        beliefs.trained([])
-        beliefs.record(group(1, [0, 0]))
-    assert beliefs.posterior_of(0) == pytest.approx((4, 2))
 
 
 def test_one_prompt_and_many_have_the_same_posterior_and_cost() -> None:
@@ -274,10 +269,7 @@ def test_skill_is_what_beliefs_forecast_better_than_the_mean() -> None:
         skills.append(beliefs.metrics()["belief/skill"])
     assert skills[0] > 0.3
     assert -0.1 < skills[1] < 0.1
-
-
-def test_a_flat_prior_has_no_metrics() -> None:
-    assert Beliefs(KEYS).metrics() == {}
+    assert Beliefs(KEYS).metrics() == {}, "a flat prior forecasts nothing"
 
 
 # -- state -------------------------------------------------------------------------------------------------------------

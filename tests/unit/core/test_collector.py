@@ -13,20 +13,17 @@ from goldilocks import Collector, Exhausted, Failure, Limits, ListSource, Rollou
 from goldilocks.core.allocators import Adaptive, Fixed, Sequential
 from goldilocks.core.filters import Band, Everything, Length, Variance, build_filter
 from goldilocks.core.selectors import Greso, Selector, Thompson, Uniform
-from goldilocks.types import OnExhausted
+from goldilocks.types import OnExhausted, Request
 
 
 def collector(prompts: int = 100, **options: Any) -> Collector:
     return plain_collector(prompts, **{"filter": Variance(), **options})
 
 
-def test_the_first_wave_is_one_generation_batch() -> None:
+def test_requests_exceed_neither_a_generation_batch_nor_the_room_and_go_on_where_they_stopped() -> None:
     subject = collector(target_groups=4, gen_batch_size=12)
     assert len(subject.requests()) == 12
     assert subject.requests() == []
-
-
-def test_requests_never_exceed_the_room_and_go_on_where_they_stopped() -> None:
     subject = collector(allocator=Fixed(4))
     first = subject.requests(room=3)
     assert [(request.n, request.first) for request in first] == [(3, 0)]
@@ -47,10 +44,11 @@ def test_surplus_is_carried_and_trained_first_and_expires_with_age() -> None:
 
 
 def test_graded_rewards_show_their_parts_their_spread_and_how_many_pass() -> None:
+    def outcome(request: Request, index: int) -> Rollout:
+        return Rollout(request.uid, index, (-1.0, 0.6)[index], 10, {"answer": index / 2})
+
     subject = collector(filter=Everything(), components=["answer", "format"])
-    for request in subject.requests():
-        for index, reward in enumerate((-1.0, 0.6)):
-            subject.observe(Rollout(request.uid, index, reward, 10, {"answer": index / 2}))
+    observe(subject, subject.requests(), outcome)
     metrics = subject.metrics()
     assert metrics["reward/answer"] == 0.25
     assert "reward/format" not in metrics  # no rollout has one: a function that returned None for every row
@@ -127,17 +125,13 @@ def test_looking_changes_nothing() -> None:
     assert subject.step == 0
 
 
-def test_a_batch_is_taken_once() -> None:
+def test_a_batch_is_taken_when_it_is_ready_and_once() -> None:
     subject = collector()
+    with pytest.raises(ValueError, match="take: the batch is not ready, 0 of 2 groups are there"):
+        subject.take()
     answer(subject, subject.requests())
     subject.take()
     with pytest.raises(ValueError, match="take: the batch is in hand already; requests begins the next step"):
-        subject.take()
-
-
-def test_a_batch_that_is_not_ready_is_not_taken() -> None:
-    subject = collector()
-    with pytest.raises(ValueError, match="take: the batch is not ready, 0 of 2 groups are there"):
         subject.take()
 
 
@@ -187,22 +181,18 @@ def test_limits_reached_is_an_error_in_the_documented_words_and_loses_nothing() 
     assert subject.accounts.tokens == {"open": 0, "filtered/too_easy": 40, "filtered/too_hard": 40}
 
 
-def test_shrink_trains_on_what_is_there() -> None:
-    subject = collector(limits=Limits(max_num_gen_batches=1, on_exhausted="shrink"))
-    requests = subject.requests()
-    answer(subject, requests[:1])
-    answer(subject, requests[1:], rewards=(0.0, 0.0))
-    assert not subject.ready
-    assert subject.requests() == []
-    assert [group.uid for group in subject.take()] == ["g0"]
-
-
-def test_shrink_to_nothing_is_an_error() -> None:
-    subject = collector(limits=Limits(max_num_gen_batches=1, on_exhausted="shrink"))
-    answer(subject, subject.requests(), rewards=(0.0, 0.0))
-    subject.requests()
+def test_shrink_trains_on_what_is_there_and_to_nothing_is_an_error() -> None:
+    some, none = (collector(limits=Limits(max_num_gen_batches=1, on_exhausted="shrink")) for _ in range(2))
+    requests = some.requests()
+    answer(some, requests[:1])
+    answer(some, requests[1:], rewards=(0.0, 0.0))
+    assert not some.ready
+    assert some.requests() == []
+    assert [group.uid for group in some.take()] == ["g0"]
+    answer(none, none.requests(), rewards=(0.0, 0.0))
+    none.requests()
     with pytest.raises(Exhausted, match="Generated too many batches"):
-        subject.take()
+        none.take()
 
 
 def test_backfill_keeps_the_shape_with_dropped_groups() -> None:
@@ -230,12 +220,9 @@ def test_only_groups_rejected_for_want_of_a_gradient_fill_a_batch_up(flat: bool)
     subject.accounts.check()
 
 
-def test_a_group_is_not_opened_when_the_budget_cannot_pay_for_its_first_ask() -> None:
+def test_a_group_whose_first_ask_the_budget_cannot_pay_is_not_opened_and_one_it_starves_judged_by_what_it_has() -> None:
     subject = collector(allocator=Fixed(4), limits=Limits(max_rollouts_per_step=6, on_exhausted="shrink"))
     assert [request.n for request in subject.requests()] == [4]
-
-
-def test_a_group_that_the_budget_starves_is_judged_with_what_it_has() -> None:
     bounds = Limits(max_rollouts_per_step=4, on_exhausted="shrink")
     subject = collector(
         allocator=Adaptive(max_n=8, rollouts_per_batch=4), filter=Everything(), target_groups=1, limits=bounds
@@ -247,19 +234,16 @@ def test_a_group_that_the_budget_starves_is_judged_with_what_it_has() -> None:
     assert len(group) == 4
 
 
-def test_tokens_are_reserved_before_they_are_written() -> None:
+def test_tokens_are_reserved_before_they_are_written_and_a_budget_too_small_for_a_group_is_said() -> None:
+    subject = collector(limits=Limits(max_tokens_per_step=100, max_tokens_per_rollout=60))
+    with pytest.raises(Exhausted, match=r"goldilocks.max_tokens_per_step=100 \(60 reserved for each rollout\)"):
+        subject.requests()
     bounds = Limits(max_tokens_per_step=100, max_tokens_per_rollout=30, on_exhausted="shrink")
     subject = collector(filter=Everything(), target_groups=5, limits=bounds)
     assert [request.n for request in subject.requests()] == [2]  # four could be 120 tokens
     subject.observe(Rollout("g0", 0, 1.0, tokens=5))
     subject.observe(Rollout("g0", 1, 1.0, tokens=5))
     assert [request.n for request in subject.requests()] == [2]
-
-
-def test_a_budget_of_tokens_too_small_for_a_group_is_said_with_what_a_rollout_may_take() -> None:
-    subject = collector(limits=Limits(max_tokens_per_step=100, max_tokens_per_rollout=60))
-    with pytest.raises(Exhausted, match=r"goldilocks.max_tokens_per_step=100 \(60 reserved for each rollout\)"):
-        subject.requests()
 
 
 def test_a_refill_has_two_standard_deviations_to_spare_where_surplus_is_carried() -> None:

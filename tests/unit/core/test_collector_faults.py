@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Container, Sequence
 from typing import Any
 
 import pytest
-from builders import answer, plain_collector, source
+from builders import answer, fill, plain_collector, rollout, source
 
 from goldilocks import Collector, Failure, Limits, Rollout, Surplus
 from goldilocks.core import Beliefs
 from goldilocks.core.allocators import Adaptive, Allocator, Fixed, Sequential, Worth
 from goldilocks.core.filters import Everything, Variance
+from goldilocks.types import Group, Request
 
 
 def collector(prompts: int = 100, **options: Any) -> Collector:
@@ -56,9 +58,7 @@ def test_a_metric_that_is_no_number_and_that_nothing_judges_by_is_dropped_and_sa
 ) -> None:
     subject = collector(target_groups=1)
     metrics = {"format": math.nan, "length": 2.0}
-    for request in subject.requests():
-        for index in range(request.n):
-            subject.observe(Rollout(request.uid, index, float(index), tokens=4, metrics=metrics))
+    fill(subject, lambda request, index: Rollout(request.uid, index, float(index), tokens=4, metrics=metrics))
     (group,) = subject.take()
     assert [rollout.metrics for rollout in group.rollouts] == [{"length": 2.0}] * 2
     assert subject.accounts.rollouts.get("failed", 0) == 0
@@ -81,6 +81,20 @@ def sequential_by_chunks() -> Sequential:
     return allocator
 
 
+def group_of(allocator: Allocator, fails: Container[int], rewards: Sequence[float] = (0.0,)) -> tuple[Group, int]:
+    """Return a group of which the rollouts with these numbers fail, and how many it was asked for."""
+    subject = collector(allocator=allocator, target_groups=1, limits=Limits(max_retries=0), filter=Everything())
+    asked: list[int] = []
+
+    def outcome(request: Request, index: int) -> Rollout | Failure:
+        asked.append(index)
+        return Failure("g0", index, "judge") if len(asked) in fails else rollout(request, index, rewards, tokens=1)
+
+    fill(subject, outcome)
+    (group,) = subject.take()
+    return group, len(asked)
+
+
 @pytest.mark.parametrize(
     ("allocator", "rewards"),
     [
@@ -93,29 +107,13 @@ def sequential_by_chunks() -> Sequential:
 def test_rollouts_that_failed_for_good_take_their_places_of_a_group_and_do_not_end_it(
     allocator: Allocator, rewards: tuple[float, ...]
 ) -> None:
-    subject = collector(allocator=allocator, target_groups=1, limits=Limits(max_retries=0), filter=Everything())
-    asked = 0
-    while not subject.ready:
-        for request in subject.requests():
-            for index in range(request.first, request.first + request.n):
-                asked += 1
-                reward, fails = rewards[index % len(rewards)], asked in (3, 4)
-                subject.observe(Failure("g0", index, "judge") if fails else Rollout("g0", index, reward, tokens=1))
-    (group,) = subject.take()
+    group, asked = group_of(allocator, (3, 4), rewards)
     assert (len(group), asked) == (10, 12)
 
 
 def test_a_group_that_lost_more_rollouts_than_it_has_ends() -> None:
     """A prompt whose answers cannot be graded would otherwise fail on and on, up to the most that a group can have."""
-    subject = collector(allocator=Adaptive(), target_groups=1, limits=Limits(max_retries=0), filter=Everything())
-    asked = 0
-    while not subject.ready:
-        for request in subject.requests():
-            for index in range(request.first, request.first + request.n):
-                asked += 1
-                late = Failure("g0", index, "judge")
-                subject.observe(Rollout("g0", index, 0.0, tokens=10) if asked <= 2 else late)
-    (group,) = subject.take()
+    group, asked = group_of(Adaptive(), range(3, 100))
     assert (len(group), asked) == (2, 2 + 8)
 
 
@@ -173,40 +171,31 @@ def test_a_group_none_of_whose_trained_rollouts_is_left_is_lost_whatever_its_oth
     assert (subject.owed, [group.uid for group in subject.in_hand]) == (1, ["g1"])
 
 
-def test_a_group_cannot_be_trimmed_to_nothing() -> None:
-    subject = collector()
-    answer(subject, subject.requests())
-    subject.take()
-    with pytest.raises(ValueError, match=r"indices=\[0, 1\] is not accepted: fewer rollouts of group g0"):
-        subject.trim({"g0": [0, 1]})
-    assert subject.accounts.tokens["trained"] == 40
-
-
-def test_a_kept_group_can_be_rejected_before_it_is_taken() -> None:
+def test_a_kept_group_can_be_rejected_before_it_is_taken_and_one_that_is_not_there_is_an_error() -> None:
     subject = collector(gen_batch_size=3)
     answer(subject, subject.requests())
     assert subject.reject(["g1"], "stale") == ("g1",)
     assert [group.uid for group in subject.take()] == ["g0", "g2"]
+    with pytest.raises(ValueError, match="uid='g5' is not accepted: a group that is in the batch in hand, or kept"):
+        subject.reject(["g5"], "gate1")
 
 
-def test_a_trimmed_rollout_is_not_trained_and_stays_in_its_group_for_the_baseline() -> None:
+def test_a_trimmed_rollout_is_not_trained_and_stays_in_its_group_which_cannot_be_trimmed_to_nothing() -> None:
     subject = collector(allocator=Fixed(3))
     answer(subject, subject.requests(), rewards=(1.0, 0.0, 0.0))
     subject.take()
+    with pytest.raises(ValueError, match=r"indices=\[0, 1, 2\] is not accepted: fewer rollouts of group g0"):
+        subject.trim({"g0": [0, 1, 2]})
+    assert subject.accounts.tokens["trained"] == 60
     subject.trim({"g0": [2]})
     group = subject.in_hand[0]
     assert [rollout.index for rollout in group.trained] == [0, 1]
-    assert group.rewards == [1.0, 0.0, 0.0]
+    assert group.rewards == [1.0, 0.0, 0.0]  # for the baseline
     assert (subject.owed, subject.accounts.tokens["trained"], subject.accounts.tokens["trimmed"]) == (0, 50, 10)
     subject.put_back()
     assert subject.accounts.tokens["carried"] == 60
     with pytest.raises(ValueError, match="uid='g0' is not accepted: a group of the batch in hand"):
         subject.trim({"g0": [1]})
-
-
-def test_rejecting_what_is_not_there_is_an_error() -> None:
-    with pytest.raises(ValueError, match="uid='g5' is not accepted: a group that is in the batch in hand, or kept"):
-        collector().reject(["g5"], "gate1")
 
 
 def test_a_rejection_makes_the_next_refill_ask_for_more() -> None:

@@ -85,20 +85,11 @@ def run_until_exhausted(case: dict[str, Any], steps: int = 4) -> tuple[Collector
 @given(cases)
 def test_accounts_sum_at_every_event_and_end_where_the_batches_say(case: dict[str, Any]) -> None:
     collector, log = run_until_exhausted(case)  # every event is checked on the way
+    assert all(len(batch) <= case["target_groups"] for batch in log.batches), "whatever the limits"
     accounts = collector.accounts.by_class(collector.accounts.rollouts)
     trained = sum(len(group.trained) for batch in log.batches for group in batch)
     assert accounts["trained"] + accounts["backfilled"] == trained
     assert accounts["carried"] == sum(len(group) for group in collector.kept)
-
-
-@properties
-@given(cases)
-def test_a_batch_is_never_larger_than_asked_and_smaller_only_when_the_limits_say_so(case: dict[str, Any]) -> None:
-    unlimited = {**case, "limits": Limits()}
-    _, log = run_until_exhausted(unlimited)
-    assert [len(batch) for batch in log.batches] == [case["target_groups"]] * 4
-    _, log = run_until_exhausted(case)
-    assert all(len(batch) <= case["target_groups"] for batch in log.batches)
 
 
 @properties
@@ -111,8 +102,11 @@ def test_no_group_without_variance_is_trained_unless_it_fills_up_an_exhausted_ba
 
 @properties
 @given(cases)
-def test_groups_are_trained_once_in_issue_order_and_within_their_age(case: dict[str, Any]) -> None:
+def test_without_limits_batches_are_full_of_groups_trained_once_in_issue_order_and_within_their_age(
+    case: dict[str, Any],
+) -> None:
     _, log = run_until_exhausted({**case, "limits": Limits()})
+    assert [len(batch) for batch in log.batches] == [case["target_groups"]] * 4
     trained = [group.uid for batch in log.batches for group in batch]
     assert len(trained) == len(set(trained))
     for step, batch in enumerate(log.batches):

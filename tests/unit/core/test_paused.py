@@ -75,8 +75,7 @@ def test_a_token_is_charged_once_and_in_the_step_that_wrote_it(case: dict[str, A
 @properties
 @given(partial_cases)
 def test_no_group_is_given_up_and_none_is_trained_too_old(case: dict[str, Any]) -> None:
-    subject = make({**case, "policy": "grpo"})
-    log = run(subject, FaultyEngine(case["seed"], failure_rate=0.0), steps=5)
+    log = run(make({**case, "policy": "grpo"}), FaultyEngine(case["seed"], failure_rate=0.0), steps=5)
     assert not [decision for decision in log.decisions if decision[0] == "cancel"]
     for step, batch in enumerate(log.batches):
         assert all(step - group.version <= case["surplus"].max_carry_steps for group in batch)

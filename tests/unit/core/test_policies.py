@@ -29,19 +29,16 @@ def group(rewards: Sequence[float], *, planned: int = 0, tokens: int = 5, trunca
     return Group("g0", Prompt(0, 0), rollouts, planned)
 
 
-@pytest.mark.parametrize("name", SELECTORS)
-def test_every_selector_keeps_the_contract(name: str) -> None:
-    check_selector(lambda: build_selector(name))
+KINDS = (
+    (check_selector, build_selector, SELECTORS),
+    (check_allocator, build_allocator, ALLOCATORS),
+    (check_filter, build_filter, FILTERS),
+)
 
 
-@pytest.mark.parametrize("name", ALLOCATORS)
-def test_every_allocator_keeps_the_contract(name: str) -> None:
-    check_allocator(lambda: build_allocator(name))
-
-
-@pytest.mark.parametrize("name", FILTERS)
-def test_every_filter_keeps_the_contract(name: str) -> None:
-    check_filter(lambda: build_filter(name))
+@pytest.mark.parametrize(("check", "build", "name"), [(*kind, name) for *kind, names in KINDS for name in names])
+def test_every_policy_keeps_the_contract_of_its_kind(check, build, name: str) -> None:
+    check(lambda: build(name))
 
 
 # -- allocators --------------------------------------------------------------------------------------------------------
@@ -149,18 +146,15 @@ def test_knapsack_weighs_a_lone_prompt_against_those_seen_before() -> None:
 # -- selectors ---------------------------------------------------------------------------------------------------------
 
 
-def test_uniform_shows_every_prompt_once_an_epoch() -> None:
+def test_uniform_shows_every_prompt_once_an_epoch_and_without_repeats_the_pass_ends() -> None:
     pool, rng = PromptOrder(10, seed=0, repeat=True), np.random.default_rng(0)
     first = np.concatenate([Uniform().choose(pool, untouched(), k, rng) for k in (3, 3, 4)])
     second = Uniform().choose(pool, untouched(), 10, rng)
     assert sorted(first) == sorted(second) == list(range(10))
     assert list(first) != list(second)
     assert pool.epoch == 1
-
-
-def test_without_repeats_the_pass_ends() -> None:
-    pool, rng = PromptOrder(10, seed=0, repeat=False), np.random.default_rng(0)
-    assert [len(Uniform().choose(pool, untouched(), 7, rng)) for _ in range(3)] == [7, 3, 0]
+    once = PromptOrder(10, seed=0, repeat=False)
+    assert [len(Uniform().choose(once, untouched(), 7, rng)) for _ in range(3)] == [7, 3, 0]
 
 
 def test_greso_skips_streaks_and_comes_back_to_them_now_and_then() -> None:
@@ -191,17 +185,14 @@ def test_thompson_prefers_prompts_believed_near_the_target_and_tries_the_unknown
     assert unknown > 0
 
 
-def test_thompson_never_chooses_a_prompt_in_hand() -> None:
+def test_thompson_never_chooses_a_prompt_in_hand_nor_one_twice_where_it_explores_over_the_end_of_a_pass() -> None:
+    again, rng = PromptOrder(10, seed=0, repeat=True), np.random.default_rng(0)
+    for _ in range(20):
+        chosen = Thompson(explore=1.0).choose(again, untouched(), 8, rng).tolist()
+        assert len(set(chosen)) == 8
     pool = PromptOrder(10, seed=0, repeat=True)
     pool.claim([1, 2, 3])
     assert sorted(Thompson().choose(pool, untouched(), 10, np.random.default_rng(0))) == [0, 4, 5, 6, 7, 8, 9]
-
-
-def test_a_choice_that_explores_over_the_end_of_a_pass_has_no_prompt_twice() -> None:
-    pool, rng = PromptOrder(10, seed=0, repeat=True), np.random.default_rng(0)
-    for _ in range(20):
-        chosen = Thompson(explore=1.0).choose(pool, untouched(), 8, rng).tolist()
-        assert len(set(chosen)) == 8
 
 
 # -- filters -----------------------------------------------------------------------------------------------------------
@@ -228,16 +219,12 @@ def test_variance_judges_the_metric_it_is_told_to() -> None:
         Variance(metric="f1").judge(group([1, 0]))
 
 
-def test_band_excludes_its_ends() -> None:
+def test_band_counts_passes_and_not_the_mean_of_rewards_and_excludes_its_ends() -> None:
     assert Band(lo=0, hi=1).judge(group([1, 0])).keep
     assert Band(lo=0, hi=1).judge(group([1, 1])).reason == "above_band"
-    assert Band(lo=0.5, hi=1).judge(group([1, 0])).reason == "below_band"
-
-
-def test_band_counts_passes_and_not_the_mean_of_rewards() -> None:
-    assert Band(lo=0, hi=0.5).judge(group([-1, -1, -1, 1])).keep  # the mean, −0.5, is outside
     assert Band(lo=0, hi=1).judge(group([-1, -1])).reason == "below_band"
-    assert Band(lo=0, hi=1).judge(group([1, 1])).reason == "above_band"
+    assert Band(lo=0.5, hi=1).judge(group([1, 0])).reason == "below_band"
+    assert Band(lo=0, hi=0.5).judge(group([-1, -1, -1, 1])).keep  # the mean, −0.5, is outside
 
 
 def test_length_drops_groups_with_too_few_finished_answers() -> None:

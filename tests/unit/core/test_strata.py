@@ -63,12 +63,9 @@ def test_the_sign_that_stands_before_an_answer_is_no_number():
     assert 2 in sizes(strata(ListSource(texts)))
 
 
-def test_names_that_hardly_any_prompt_has_make_no_difference():
+def test_prompts_without_a_text_or_with_names_that_hardly_any_has_have_no_strata():
     names = ["Ann", "Bob", "Cyd", "Dan", "Eve", "Flo", "Gus", "Hal"]
     assert strata(ListSource([f"{name} buys 5 pens" for name in names])) == []
-
-
-def test_prompts_without_a_text_have_no_strata():
     assert strata(ListSource([f"easy {number}" for number in range(9)], readable=False)) == []
 
 

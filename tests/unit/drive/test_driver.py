@@ -110,14 +110,18 @@ def test_a_backend_is_woken_for_what_is_generated_after_the_trainer_has_begun_an
     assert woken == ["up", "down"]
 
 
-def test_so_many_failures_in_a_row_end_the_run() -> None:
-    with pytest.raises(RuntimeError, match=rf"{MAX_FAILURES} rollouts failed in a row; the last one: no such model"):
-        Driver(plain_collector(), failed("no such model"), NoRows()).batch()
-
-
-def test_rewards_that_are_no_numbers_are_failures_too_and_end_the_run() -> None:
-    with pytest.raises(RuntimeError, match=rf"{MAX_FAILURES} rollouts failed in a row; .* the reward was None"):
-        Driver(plain_collector(), Rounds(ungraded), NoRows()).batch()
+@pytest.mark.parametrize(
+    ("backend", "said"),
+    [
+        (failed("no such model"), rf"{MAX_FAILURES} rollouts failed in a row; the last one: no such model"),
+        (Rounds(ungraded), rf"{MAX_FAILURES} rollouts failed in a row; .* the reward was None"),
+        (failed("RewardFailed"), r"goldilocks\.rewards\.on_failure=error: the last one: RewardFailed"),
+    ],
+    ids=["failures", "rewards that are no numbers", "a reward that must not fail"],
+)
+def test_so_many_failures_in_a_row_end_the_run_or_one_that_must_not_be(backend: Rounds, said: str) -> None:
+    with pytest.raises(RuntimeError, match=said):
+        Driver(plain_collector(), backend, NoRows()).batch()
 
 
 def test_a_step_in_which_every_rollout_failed_is_not_called_too_difficult() -> None:
@@ -135,11 +139,6 @@ def test_a_run_that_keeps_nothing_says_so_and_says_it_again_after_twice_as_many(
     assert len(said) == 3
     assert said[0] >= 64
     assert all(later >= 2 * earlier for earlier, later in itertools.pairwise(said))
-
-
-def test_a_reward_that_must_not_fail_ends_the_run_at_once() -> None:
-    with pytest.raises(RuntimeError, match=r"goldilocks\.rewards\.on_failure=error: the last one: RewardFailed"):
-        Driver(plain_collector(), failed("RewardFailed"), NoRows()).batch()
 
 
 def test_a_reward_that_fails_while_a_run_is_saved_ends_it_when_it_goes_on_and_not_the_save(tmp_path: Path) -> None:
@@ -256,12 +255,7 @@ def test_a_threshold_that_no_reward_crosses_is_said_once(
     assert all(warning.startswith(said) for warning in warnings)
 
 
-def test_a_backend_that_says_nothing_does_not_hang_the_run() -> None:
-    with pytest.raises(Stalled):
-        Driver(plain_collector(), Rounds(lambda requests: ()), NoRows()).batch()
-
-
-def test_a_backend_that_loses_a_rollout_beside_a_full_batch_does_not_hang_the_run() -> None:
+def test_a_backend_that_says_nothing_or_loses_a_rollout_beside_a_full_batch_does_not_hang_the_run() -> None:
     class Loses(Rounds):
         asked = 0
 
@@ -274,6 +268,8 @@ def test_a_backend_that_loses_a_rollout_beside_a_full_batch_does_not_hang_the_ru
     of.ahead = 1  # a group beyond the batch
     with pytest.raises(Stalled, match="2 rollouts are in flight"):
         Driver(of, Loses(answers), NoRows()).batch()
+    with pytest.raises(Stalled):
+        Driver(plain_collector(), Rounds(lambda requests: ()), NoRows()).batch()
 
 
 def test_where_rollouts_pause_they_are_paused_after_the_batch_and_resumed_before_the_next() -> None:

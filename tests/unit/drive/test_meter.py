@@ -36,12 +36,9 @@ def test_a_budget_that_cannot_be_kept_is_refused(given, message):
         Budget(**given)
 
 
-def test_every_rollout_that_arrived_is_charged_whatever_became_of_it():
+def test_every_rollout_that_arrived_is_charged_whatever_became_of_it_and_of_several_costs_the_furthest_counts():
     assert Meter(Budget(rollouts=10), spent(rollouts=5)).share == 0.5
     assert Meter(Budget(tokens=100), spent(rollouts=5, tokens=25)).share == 0.25
-
-
-def test_of_several_costs_the_furthest_counts():
     assert Meter(Budget(rollouts=10, tokens=100), spent(rollouts=5, tokens=80)).share == 0.8
 
 

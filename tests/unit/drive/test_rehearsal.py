@@ -98,15 +98,9 @@ def test_the_simulator_says_what_a_policy_of_the_user_s_own_raised(
     assert f"({policies}:" in said
 
 
-def test_a_policy_that_works_is_not_refused() -> None:
+def test_a_policy_that_works_and_a_filter_that_keeps_nothing_are_not_refused_and_ours_need_no_rehearsal() -> None:
     rehearse(settings("goldilocks.selector=my_policies:Fine"), SOURCE)
-
-
-def test_a_filter_that_asks_for_a_metric_and_keeps_nothing_is_not_refused() -> None:
     rehearse(settings("goldilocks.filter=my_policies:ByMetric"), SOURCE)
-
-
-def test_a_policy_of_ours_needs_no_rehearsal() -> None:
     rehearse(settings("goldilocks.selector=thompson"), ListSource([]))
 
 

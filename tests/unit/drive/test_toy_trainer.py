@@ -29,13 +29,10 @@ def toy() -> ModuleType:
     return module
 
 
-def config(toy: ModuleType, rollouts: int) -> dict[str, Any]:
-    return {**toy.CONFIG, "goldilocks": {**toy.CONFIG["goldilocks"], "budget": {"rollouts": rollouts}}}
-
-
 @pytest.mark.parametrize("streaming", [False, True])
 def test_it_learns_until_its_budget_is_spent(toy: ModuleType, streaming: bool) -> None:
-    trainer = toy.ToyTrainer(streaming=streaming, config=config(toy, 2_000))
+    limited = {**toy.CONFIG, "goldilocks": {**toy.CONFIG["goldilocks"], "budget": {"rollouts": 2_000}}}
+    trainer = toy.ToyTrainer(streaming=streaming, config=limited)
     metrics = list(trainer.train())
     assert metrics[-2]["budget/spent"] < 1 <= metrics[-1]["budget/spent"]
     assert metrics[-1]["accuracy"] > 2 * metrics[0]["accuracy"]
@@ -44,14 +41,11 @@ def test_it_learns_until_its_budget_is_spent(toy: ModuleType, streaming: bool) -
 
 def test_cut_saved_and_loaded_it_ends_with_the_same_policy(toy: ModuleType, tmp_path: Path) -> None:
     whole, cut, again = (toy.ToyTrainer() for _ in range(3))
-    for _ in whole.train(updates=12):
-        pass
-    for _ in cut.train(updates=7):
-        pass
+    list(whole.train(updates=12))
+    list(cut.train(updates=7))
     cut.save(tmp_path)
     again.load(tmp_path)
-    for _ in again.train(updates=12):
-        pass
+    list(again.train(updates=12))
     assert (again.policy.logits == whole.policy.logits).all()
     assert again.driver.metrics() == whole.driver.metrics()
 
