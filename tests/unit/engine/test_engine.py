@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -153,7 +155,7 @@ def test_a_row_from_before_new_weights_that_moves_takes_its_place_from_the_promp
     assert drain(engine)["again"].token_ids == alone.token_ids
 
 
-def test_sleep_gives_the_cache_back_and_wake_takes_it_again() -> None:
+def test_sleep_gives_the_cache_back_and_wake_takes_it_again_and_with_live_requests_it_is_refused() -> None:
     engine, prompt = make(), [4, 4, 2]
     before = generate(engine, prompt, temperature=0)
     engine.sleep()
@@ -161,15 +163,10 @@ def test_sleep_gives_the_cache_back_and_wake_takes_it_again() -> None:
     with pytest.raises(RuntimeError, match="asleep"):
         engine.step()
     engine.wake()
-    assert drain(engine)["one"] == before
-
-
-def test_sleep_with_live_requests_is_refused() -> None:
-    engine = make()
-    engine.submit("one", [1], SamplingParams(max_tokens=30, ignore_eos=True))
     engine.step()
     with pytest.raises(RuntimeError, match="1 live"):
         engine.sleep()
+    assert drain(engine)["one"] == before
 
 
 def test_aborted_requests_come_back_with_what_they_have() -> None:
@@ -288,19 +285,15 @@ def test_every_request_comes_back_once_and_alike_whatever_happens_around_it(
             assert generation.token_ids == expected[:tokens]
 
 
-_engines: dict[int, Engine] = {}
-_answers: dict[int, list[int]] = {}
-
-
+@functools.cache
 def _shared(slots: int) -> Engine:
     """One engine for all examples: what an earlier one left behind must not matter either."""
-    return _engines.setdefault(slots, make(slots=slots)) if slots not in _engines else _engines[slots]
+    return make(slots=slots)
 
 
+@functools.cache
 def _greedy(number: int) -> list[int]:
-    if number not in _answers:
-        _answers[number] = generate(make(slots=1), random_prompts(5)[number], temperature=0).token_ids
-    return _answers[number]
+    return generate(make(slots=1), random_prompts(5)[number], temperature=0).token_ids
 
 
 @settings(max_examples=settings.default.max_examples // 4)
@@ -329,12 +322,9 @@ def test_an_answer_that_is_stopped_and_gone_on_with_is_what_it_would_have_been(s
 # -- new weights -------------------------------------------------------------------------------------------------------
 
 
-def test_a_name_the_model_lacks_is_an_error() -> None:
+def test_a_name_the_model_lacks_and_another_shape_are_errors() -> None:
     with pytest.raises(ValueError, match=r"'model\.nothing' is not in LlamaForCausalLM"):
         overwrite(fresh("llama"), {"model.nothing": torch.zeros(1)}.items())
-
-
-def test_another_shape_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"'model\.norm\.weight' has shape \(3,\); the model's is \(32,\)"):
         overwrite(fresh("llama"), {"model.norm.weight": torch.zeros(3)}.items())
 

@@ -30,32 +30,20 @@ def worst_difference(model: PreTrainedModel, max_length: int) -> float:
     return differences(plain, answers).max().item()
 
 
-def key_of(name: str) -> str:
-    return "attention_chunk_size" if name == "llama4" else "sliding_window"
-
-
 @pytest.mark.parametrize("name", WINDOWED)
-def test_a_text_that_the_window_holds_is_exact(name: str) -> None:
-    assert worst_difference(made(config_of(WINDOWED[name])), WINDOW) < 1e-5
-
-
-@pytest.mark.parametrize("name", WINDOWED)
-def test_a_longer_one_is_refused_by_the_key(name: str) -> None:
-    model = made(config_of(WINDOWED[name]))
-    message = (
-        rf"max_length=13 is not accepted: the model's {key_of(name)}=12 or less, or another engine \(verl: rollout"
-    )
-    with pytest.raises(ValueError, match=message):
-        engine(model, WINDOW + 1)
-
-
-@pytest.mark.parametrize("name", WINDOWED)
-def test_the_config_says_what_the_masks_do(name: str) -> None:
+def test_a_text_that_the_window_holds_is_exact_and_a_longer_one_is_refused_by_the_key_as_the_masks_say(
+    name: str,
+) -> None:
     config = config_of(WINDOWED[name])
     model = made(config)
-    assert bounds(config)[key_of(name)] == WINDOW
+    key = "attention_chunk_size" if name == "llama4" else "sliding_window"
+    assert bounds(config)[key] == WINDOW
     assert not hides(model, WINDOW)
     assert hides(model, WINDOW + 1)
+    message = rf"max_length=13 is not accepted: the model's {key}=12 or less, or another engine \(verl: roll"
+    with pytest.raises(ValueError, match=message):
+        engine(made(config), WINDOW + 1)
+    assert worst_difference(model, WINDOW) < 1e-5
 
 
 @pytest.mark.parametrize("name", SUPPORTED)

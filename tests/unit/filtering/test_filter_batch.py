@@ -38,14 +38,11 @@ UNSOLVED: Group = [(0.0, 10)] * 4
 # --- Stage 1: groups
 
 
-def test_groups_without_variance_are_dropped() -> None:
+def test_groups_without_variance_are_dropped_unless_they_are_asked_for() -> None:
     kept, metrics = run([SOLVED, MIXED, UNSOLVED], target_group_size=4)
     assert kept == [4, 5, 6, 7]
     assert metrics["batch/low_variance_groups"] == metrics["batch/filter_all_groups"] == 2
     assert metrics["batch/solve_all_ratio"] == metrics["batch/solve_none_ratio"] == pytest.approx(1 / 3)
-
-
-def test_groups_without_variance_are_kept_when_asked_for() -> None:
     kept, metrics = run([SOLVED, MIXED], target_group_size=4, reject_low_variance_groups=False)
     assert kept == list(range(8))
     assert metrics["batch/low_variance_groups"] == 0
@@ -56,15 +53,12 @@ def test_the_threshold_is_an_unbiased_standard_deviation_of_a_thousandth() -> No
     assert run([just_above, just_below], target_group_size=2)[0] == [0, 1]
 
 
-def test_a_group_all_of_whose_samples_reach_the_limit_is_dropped() -> None:
+def test_a_group_all_of_whose_samples_reach_the_limit_is_dropped_and_one_short_sample_saves_it() -> None:
     long: Group = [(1.0, 512), (0.0, 600), (1.0, 512), (0.0, 512)]
     kept, metrics = run([MIXED, long], target_group_size=4, max_response_length=512)
     assert kept == [0, 1, 2, 3]
     assert metrics["batch/overlong_groups"] == 1
     assert metrics["batch/response_clip_ratio"] == 0.5
-
-
-def test_one_short_sample_saves_its_group_and_its_long_siblings() -> None:
     nearly: Group = [(1.0, 512), (0.0, 511), (1.0, 512), (0.0, 512)]
     assert run([nearly], target_group_size=4, max_response_length=512)[0] == [0, 1, 2, 3]
 
@@ -150,10 +144,8 @@ def test_small_groups_are_dropped_and_told_apart_from_single_samples() -> None:
     assert metrics["batch/single_sample_groups_rejected"] == 1
     assert metrics["batch/complete_groups_selected"] == 0
     assert metrics["batch/avg_group_size"] == 3
-
-
-def test_a_group_that_lost_every_sample_is_a_poor_one() -> None:
-    kept, metrics = run([[(0.1, 1), (0.2, 1)], [(1.0, 1), (2.0, 1)]], target_group_size=2, reward_threshold=0.5)
+    lost: Group = [(0.1, 1), (0.2, 1)]  # every sample, to the threshold: a poor one
+    kept, metrics = run([lost, [(1.0, 1), (2.0, 1)]], target_group_size=2, reward_threshold=0.5)
     assert kept == [2, 3]
     assert metrics["batch/poor_groups_rejected"] == 1
 
@@ -253,11 +245,8 @@ def test_metrics_are_of_the_call_and_not_cumulative() -> None:
     assert again.filter_batch(batch, uids)[1] == again.filter_batch(batch, uids)[1]
 
 
-def test_a_batch_of_which_little_is_left_is_flagged() -> None:
+def test_a_batch_of_which_little_is_left_is_flagged_and_an_empty_one_too(caplog: pytest.LogCaptureFixture) -> None:
     assert run([MIXED, SOLVED, SOLVED], target_group_size=4)[1]["batch/low_batch_size_warning"] == 1.0
-
-
-def test_an_empty_batch_gives_an_empty_result_and_a_flag(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         kept, metrics = run([])
     assert kept == []

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from goldilocks.filtering import PPOBatchFilter, PPOFilterConfig
+from goldilocks.filtering.config import _ACCEPTED
 
 
 def test_min_group_size_is_filled_in_as_more_than_half_of_the_target() -> None:
@@ -70,8 +71,6 @@ def test_a_value_that_is_not_accepted_is_named_with_what_would_be(field: str, va
 
 
 def test_every_field_has_a_check() -> None:
-    from goldilocks.filtering.config import _ACCEPTED
-
     assert set(_ACCEPTED) == {field.name for field in dataclasses.fields(PPOFilterConfig)}
 
 
@@ -83,13 +82,10 @@ def test_combinations_that_would_keep_nothing_or_mean_nothing_are_refused() -> N
         PPOFilterConfig(remove_clip=True)
 
 
-def test_it_is_built_from_a_mapping_as_yaml_gives_it() -> None:
+def test_it_is_built_from_a_mapping_as_yaml_gives_it_and_an_unknown_key_is_answered_with_the_nearest_field() -> None:
     given = {"target_group_size": 8, "min_group_size": None, "sample_oversampling_factor": 1.5}
     assert PPOFilterConfig.from_mapping(given) == PPOFilterConfig(target_group_size=8, sample_oversampling_factor=1.5)
     assert PPOBatchFilter(given).config.min_group_size == 5
-
-
-def test_an_unknown_key_is_an_error_that_suggests_the_nearest_field() -> None:
     with pytest.raises(ValueError, match=r"target_groupsize is not a key \(did you mean 'target_group_size'\?\)"):
         PPOFilterConfig.from_mapping({"target_groupsize": 8})
 
@@ -101,10 +97,8 @@ def test_prompt_oversampling_asks_for_more_and_keeps_what_was_wanted(factor: flo
     asked = config.prompts_to_generate(prompts)
     assert factor * prompts - 1e-6 <= asked < factor * prompts + 1
     assert config.groups_to_keep(asked) == prompts
-
-
-def test_a_stated_number_of_groups_wins_over_the_factor() -> None:
-    assert PPOFilterConfig(prompt_oversampling_factor=2.0, target_num_groups=3).groups_to_keep(100) == 3
+    stated = PPOFilterConfig(prompt_oversampling_factor=factor, target_num_groups=3)
+    assert stated.groups_to_keep(asked) == 3, "a stated number wins over the factor"
 
 
 def test_sample_oversampling_asks_for_more_rollouts_of_each_prompt() -> None:

@@ -41,11 +41,13 @@ def padded(sizes: list[int], group_size: int | None = GROUP, divisor: int = 8) -
     return batch, pad_batch(batch, uids, group_size, divisor)
 
 
-def test_groups_are_filled_up_first_and_then_the_batch() -> None:
+def test_groups_are_filled_up_first_if_they_have_a_size_and_then_the_batch() -> None:
     _, result = padded([3, 4, 1])
     assert result.is_padding.int().tolist() == [0, 0, 0, 1, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1]
     assert result.uids[:3] == ["prompt 0"] * 3
     assert result.uids[4:9] == ["prompt 1"] * 4 + ["prompt 2"]
+    _, result = padded([3, 5, 1], group_size=None, divisor=4)
+    assert result.is_padding.int().tolist() == [0] * 9 + [1] * 3
 
 
 def test_a_padding_row_is_a_group_of_its_own() -> None:
@@ -53,11 +55,6 @@ def test_a_padding_row_is_a_group_of_its_own() -> None:
     made = [uid for uid, padding in zip(result.uids, result.is_padding, strict=True) if padding]
     assert len(set(made)) == len(made) == 3
     assert all(str(uid).startswith(PADDING_UID) for uid in made)
-
-
-def test_groups_are_left_as_they_are_without_a_group_size() -> None:
-    _, result = padded([3, 5, 1], group_size=None, divisor=4)
-    assert result.is_padding.int().tolist() == [0] * 9 + [1] * 3
 
 
 def test_a_batch_that_fits_gets_no_padding() -> None:
@@ -94,16 +91,12 @@ def test_groups_that_do_not_stand_together_are_brought_together() -> None:
     assert torch.equal(result.batch["responses"], batch["responses"][[0, 2, 1, 3]])
 
 
-def test_fields_to_zero_may_be_numpy_arrays_and_must_be_numbers() -> None:
+def test_fields_to_zero_may_be_numpy_arrays_or_not_there_and_must_be_numbers() -> None:
     batch, uids = batch_of([3])
     result = pad_batch(batch | {"rewards": np.ones(3)}, uids, GROUP, 1)
     assert result.batch["rewards"].tolist() == [1, 1, 1, 0]
     with pytest.raises(ValueError, match="='list' is not accepted: a tensor or a numpy array"):
         pad_batch(batch | {"rewards": [1.0] * 3}, uids, GROUP, 1)
-
-
-def test_a_batch_without_an_attention_mask_is_padded() -> None:
-    batch, uids = batch_of([3])
     del batch["attention_mask"]
     assert pad_batch(batch, uids, GROUP, 1).is_padding.tolist() == [False, False, False, True]
 

@@ -14,11 +14,8 @@ KEYS = st.lists(st.integers(0, 5), max_size=40).map(sorted)
 
 
 @pytest.mark.parametrize("kind", [list, np.array, lambda u: np.array(u, dtype=object), tuple])
-def test_uids_are_numbered_by_first_occurrence(kind: object) -> None:
+def test_uids_are_numbered_by_first_occurrence_also_integers_of_a_tensor(kind: object) -> None:
     assert first_occurrence_codes(kind(["b", "b", "a", "b", "c", "a"])).tolist() == [0, 0, 1, 0, 2, 1]  # type: ignore[operator]
-
-
-def test_uids_may_be_integers_of_a_tensor() -> None:
     assert first_occurrence_codes(torch.tensor([7, 3, 3, 7])).tolist() == [0, 1, 1, 0]
     assert first_occurrence_codes([("a", 1), ("b", 1), ("a", 1)]).tolist() == [0, 1, 0]
     assert first_occurrence_codes([]).tolist() == []

@@ -26,14 +26,11 @@ def keep(
     return kept.nonzero().squeeze(1).tolist()
 
 
-def test_efficiency_takes_positives_by_reward_per_token_and_negatives_by_length() -> None:
+def test_efficiency_takes_positives_by_reward_per_token_and_negatives_by_length_in_their_ratio() -> None:
     #            0    1    2    3  |  4   5   6   7
     rewards = [1.0, 1.0, 2.0, 1.0, 0.0, 0, 0, -1.0]
     lengths = [100, 10, 100, 900, 50, 5, 500, 40]
     assert keep("efficiency", rewards, lengths, 4) == [1, 2, 5, 7]
-
-
-def test_efficiency_keeps_the_natural_ratio() -> None:
     rewards = [1.0] * 12 + [0.0] * 4
     assert sum(rewards[row] for row in keep("efficiency", rewards, list(range(1, 17)), 8)) == 6
 
@@ -112,19 +109,12 @@ def test_max_variance_finds_the_subset_of_largest_variance(rewards: list[float],
     assert variance(kept) == pytest.approx(best, abs=1e-4)
 
 
-def test_max_variance_tells_rewards_apart_that_single_precision_does_not() -> None:
-    rewards = [1e9 + 0.1 * row for row in (3, 1, 0, 2)]
-    assert keep("max_variance", rewards, [1] * 4, 2) == [0, 2]
-
-
-def test_max_variance_prefers_the_even_split_among_equals() -> None:
+def test_max_variance_tells_rewards_apart_that_single_precision_does_not_and_prefers_the_even_split() -> None:
+    assert keep("max_variance", [1e9 + 0.1 * row for row in (3, 1, 0, 2)], [1] * 4, 2) == [0, 2]
     rewards = [1.0] * 6 + [0.0] * 6
     assert sum(rewards[row] for row in keep("max_variance", rewards, [1] * 12, 4)) == 2
-
-
-def test_max_variance_takes_targets_too_large_for_the_fine_grid() -> None:
-    rewards = [float(row % 7) for row in range(3000)]
-    assert len(keep("max_variance", rewards, [1] * 3000, 2500)) == 2500
+    too_large_for_the_fine_grid = [float(row % 7) for row in range(3000)]
+    assert len(keep("max_variance", too_large_for_the_fine_grid, [1] * 3000, 2500)) == 2500
 
 
 def test_what_is_drawn_does_not_depend_on_where_the_group_stands() -> None:

@@ -47,9 +47,9 @@ def config(loss_mode: str = "gspo", algorithm: Any = None, goldilocks: Any = Non
 
 def test_a_sound_config_gives_no_warning() -> None:
     assert check_algorithm(config()) == []
-    assert (
-        check_algorithm(config("vanilla", clip_ratio_low=0.2, clip_ratio_high=0.28, loss_agg_mode="token-mean")) == []
-    )
+    plain = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "loss_agg_mode": "token-mean"}
+    assert check_algorithm(config("vanilla", **plain)) == []
+    assert check_algorithm(config("cispo", clip_ratio_low=10, clip_ratio_high=0.2)) == []  # without a lower bound
 
 
 @pytest.mark.parametrize("loss_mode", ["vanilla", "gspo"])
@@ -63,19 +63,12 @@ def test_a_null_range_is_clip_ratio() -> None:
         check_algorithm(config("vanilla", clip_ratio_low=None, clip_ratio_high=0.1))
 
 
-def test_cispo_may_have_no_lower_bound() -> None:
-    assert check_algorithm(config("cispo", clip_ratio_low=10, clip_ratio_high=0.2)) == []
-
-
-def test_gspo_with_a_token_level_range_is_warned_of() -> None:
+def test_gspo_with_a_token_level_range_or_over_tokens_is_warned_of() -> None:
     (warning,) = check_algorithm(config(clip_ratio_low=0.2, clip_ratio_high=0.2))
     assert "clip_ratio_low=0.2, clip_ratio_high=0.2" in warning
     assert "0.0003 and 0.0004" in warning
     assert check_algorithm(config(clip_ratio_high=0.01)) != []
     assert check_algorithm(config(clip_ratio_high=0.0099)) == []
-
-
-def test_gspo_over_tokens_is_warned_of() -> None:
     (warning,) = check_algorithm(config(loss_agg_mode="token-mean"))
     assert "loss_agg_mode=token-mean" in warning
     assert "seq-mean-token-mean" in warning
@@ -100,9 +93,6 @@ def test_gspo_with_rows_of_an_older_policy_is_refused_unless_they_are_corrected(
     check_older_rows(config(algorithm={"rollout_correction": {"rollout_is": "sequence"}}), 1)
     check_older_rows(config(clip_ratio_low=0.2, clip_ratio_high=0.2), 1)
     check_older_rows(config("vanilla", clip_ratio_low=0.2, clip_ratio_high=0.28), 1)
-
-
-def test_the_recipe_of_gspo_carries_nothing() -> None:
     assert read_recipe("gspo")["algorithm"]["filter_groups"]["max_carry_steps"] == 0
 
 
@@ -214,18 +204,14 @@ def test_a_ratio_is_clamped_where_the_loss_clamps_it() -> None:
     assert sequence_ratio(old, old + 50, torch.ones(1, 3)).item() == pytest.approx(math.exp(10))
 
 
-def test_a_micro_batch_of_padding_reports_an_unmoved_policy() -> None:
-    rows = batch(0)
+def test_a_micro_batch_of_padding_reports_an_unmoved_policy_and_a_broken_log_prob_is_not_hidden() -> None:
+    rows, broken = batch(0), batch(0)
+    broken["log_prob"][2, 0] = torch.nan
+    assert math.isnan(call(broken, actor())[1]["actor/seq_importance_ratio"])
     rows["response_mask"] = torch.zeros_like(rows["response_mask"])
     _, metrics = call({**rows}, actor())
     assert [metrics[name] for name in SHARES] == [0, 0]
     assert [metrics[name] for name in SPREAD] == [1, 1, 1, 1]
-
-
-def test_a_broken_log_prob_is_not_hidden() -> None:
-    rows = batch(0)
-    rows["log_prob"][2, 0] = torch.nan
-    assert math.isnan(call(rows, actor())[1]["actor/seq_importance_ratio"])
 
 
 def test_a_null_range_falls_back_to_clip_ratio_as_verls_loss_does() -> None:

@@ -188,9 +188,11 @@ def test_trl_is_given_a_function_of_whole_batches() -> None:
     assert spent.read()["calls"] == 4
 
 
-def test_judge_names_a_key_that_is_none() -> None:
+def test_judge_names_a_key_that_is_none_and_fewer_calls_at_a_time_than_workers_are_refused() -> None:
     with pytest.raises(ValueError, match=r"goldilocks\.rewards\.retry is not a key \(did you mean 'retries'\?\)"):
         judge(len, retry=3)
+    with pytest.raises(ValueError, match=r"goldilocks\.rewards\.concurrency=3 is not accepted: 8 or more"):
+        guarded({"path": "reward.py", "name": "compute_score"}, RewardCalls(concurrency=3), workers=8)
 
 
 class AskingObject:
@@ -291,8 +293,3 @@ def test_verls_default_grader_has_a_limit_only_where_a_key_of_the_section_is_set
     guard(config)
     packed = (config.reward.custom_reward_function.get("reward_kwargs") or {}).get("packed", "[null]")
     assert json.loads(packed)[0] == (VERLS_OWN if is_guarded else None)
-
-
-def test_fewer_calls_at_a_time_than_workers_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"goldilocks\.rewards\.concurrency=3 is not accepted: 8 or more"):
-        guarded({"path": "reward.py", "name": "compute_score"}, RewardCalls(concurrency=3), workers=8)

@@ -54,14 +54,13 @@ def test_a_checkpoint_that_was_not_written_to_its_end_is_skipped_and_named(
     assert f"{torn} is skipped: {said}" in caplog.text
 
 
-def test_a_folder_without_a_whole_checkpoint_has_none(tmp_path: Path) -> None:
+def test_a_folder_without_a_whole_checkpoint_has_none_and_one_that_is_written_again_counts_once_it_is_whole(
+    tmp_path: Path,
+) -> None:
     assert last_whole(tmp_path / "nowhere") is None
-    written(tmp_path, 2, None)
+    written(tmp_path, 1, None)
     (tmp_path / "checkpoint-best").mkdir()
     assert last_whole(tmp_path) is None
-
-
-def test_a_checkpoint_that_is_written_again_does_not_count_until_it_is_whole(tmp_path: Path) -> None:
     before, again = written(tmp_path, 2), written(tmp_path, 4)
     begin_again(again)
     assert last_whole(tmp_path) == before

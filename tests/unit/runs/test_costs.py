@@ -24,12 +24,9 @@ def totals(of_a_batch: int, batches: int, lines: int = 1, before: int = 0) -> li
     return [before + of_a_batch * (number + 2) for number in range(batches) for _ in range(lines)]
 
 
-def test_an_update_of_four_times_grpos_rollouts_is_not_worth_a_word() -> None:
+def test_more_than_four_times_grpos_rollouts_are_said_after_three_batches_and_not_by_the_first() -> None:
     assert hint(config(16, 16), totals(4 * 128, 10)) is None
     assert hint(config(16, 16), totals(4 * 128 + 1, 10)) is not None
-
-
-def test_it_is_said_after_three_batches_and_not_by_the_first() -> None:
     assert hint(config(16, 16), []) is None
     assert hint(config(16, 16), [100_000]) is None
     assert hint(config(16, 16), totals(900, 3)) is None
@@ -65,18 +62,11 @@ def test_with_those_sizes_there_are_as_many_updates_as_grpos(
     assert size * of_a_group / epochs <= plain < (size + 1) * of_a_group / epochs
 
 
-def test_where_no_size_makes_as_many_updates_that_is_said() -> None:
-    said = hint(config(4, 4), totals(19 * 32, 6))
-    assert said is not None
-    assert (
-        "ppo_mini_batch_size=1 would make 4 times the updates, still fewer than GRPO's, of them, or data.train" in said
-    )
-
-
-def test_the_smallest_mini_batch_cannot_be_smaller() -> None:
-    said = hint(config(4, 1), totals(4 * 8 * 10, 6))
-    assert said is not None
-    assert said.endswith("choose prompts that differ more (goldilocks.selector), or other data")
+def test_where_no_size_makes_as_many_updates_that_is_said_and_the_smallest_mini_batch_cannot_be_smaller() -> None:
+    fewer = "ppo_mini_batch_size=1 would make 4 times the updates, still fewer than GRPO's, of them, or data.train"
+    assert fewer in (hint(config(4, 4), totals(19 * 32, 6)) or "")
+    smallest = hint(config(4, 1), totals(4 * 8 * 10, 6)) or ""
+    assert smallest.endswith("choose prompts that differ more (goldilocks.selector), or other data")
 
 
 def test_a_line_of_verl_is_a_batch_and_one_of_trl_an_update() -> None:

@@ -7,9 +7,12 @@ import pytest
 from goldilocks.runs.history import MOST_VALUES, accuracy_by, by_column, column_and_value, metric_name, value_of
 
 
-def test_the_mean_of_each_value():
+def test_the_mean_of_each_value_and_a_column_with_one_for_each_row_is_refused():
     found = accuracy_by("level", [1, 2, 1, 2.0], [1.0, 0.0, 0.5, 1.0])
     assert found == {"val/level/1/acc": 0.75, "val/level/2/acc": 0.5}
+    many = list(range(MOST_VALUES + 1))
+    with pytest.raises(ValueError, match=r"goldilocks\.validate_by='index'"):
+        accuracy_by("index", many, [0.0] * len(many))
 
 
 @pytest.mark.parametrize("value", ["sort", 3, "a/b", "two\nlines", "<script>", ""])
@@ -30,12 +33,6 @@ def test_a_column_is_looked_for_in_the_row_and_in_its_extra_info():
     assert value_of(row, "level") == 3
     with pytest.raises(ValueError, match=r"goldilocks\.validate_by='levle' .*data_source, extra_info, level"):
         value_of(row, "levle")
-
-
-def test_a_column_with_a_value_for_each_row_is_refused():
-    many = list(range(MOST_VALUES + 1))
-    with pytest.raises(ValueError, match=r"goldilocks\.validate_by='index'"):
-        accuracy_by("index", many, [0.0] * len(many))
 
 
 def test_the_accuracies_of_a_validation_by_column_have_numbers_in_their_order():

@@ -7,9 +7,12 @@ import pyarrow.parquet as pq
 from goldilocks.cli import main
 
 
-def test_rows_have_the_columns_verl_reads(tmp_path):
-    assert main(["data", "make", "arithmetic", "--out", str(tmp_path), "--train", "30", "--val", "10"]) == 0
-    rows = {split: pq.read_table(tmp_path / f"{split}.parquet").to_pylist() for split in ("train", "val")}
+def test_rows_have_the_columns_verl_reads_and_the_same_seed_writes_the_same_bytes(tmp_path):
+    out, again = tmp_path / "a", tmp_path / "b"
+    for folder in (out, again):
+        assert main(["data", "make", "arithmetic", "--out", str(folder), "--train", "30", "--val", "10"]) == 0
+    assert (out / "train.parquet").read_bytes() == (again / "train.parquet").read_bytes()
+    rows = {split: pq.read_table(out / f"{split}.parquet").to_pylist() for split in ("train", "val")}
     assert (len(rows["train"]), len(rows["val"])) == (30, 10)
     row = rows["train"][0]
     assert row["data_source"] == "goldilocks/arithmetic"
@@ -17,13 +20,7 @@ def test_rows_have_the_columns_verl_reads(tmp_path):
     assert row["reward_model"]["ground_truth"].lstrip("-").isdigit()
     assert row["extra_info"]["split"] == "train"
     assert row["extra_info"]["difficulty"] >= 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["train.parquet", "val.parquet"]
-
-
-def test_the_same_seed_writes_the_same_bytes(tmp_path):
-    for name in ("a", "b"):
-        main(["data", "make", "arithmetic", "--out", str(tmp_path / name), "--train", "30", "--val", "10"])
-    assert (tmp_path / "a/train.parquet").read_bytes() == (tmp_path / "b/train.parquet").read_bytes()
+    assert sorted(path.name for path in out.iterdir()) == ["train.parquet", "val.parquet"]
 
 
 def test_no_file_is_replaced_unless_it_is_forced(tmp_path, refused):

@@ -197,13 +197,10 @@ def test_weights_and_config_equal_those_that_transformers_takes_from_the_file(fi
         assert getattr(ours.config, key) == pytest.approx(getattr(theirs.config, key)), key
 
 
-def test_both_ends_of_a_text_end_an_answer(files):
+def test_digits_are_apart_and_an_answer_ends_with_the_end_of_a_message_or_of_a_text(files):
+    tokenizer = AutoTokenizer.from_pretrained(files[2])
     ends = AutoModelForCausalLM.from_pretrained(files[2]).generation_config.eos_token_id
     assert sorted(ends) == [0, 2]
-
-
-def test_digits_are_apart_and_an_answer_ends_with_the_end_of_a_message(files):
-    tokenizer = AutoTokenizer.from_pretrained(files[2])
     assert tokenizer.tokenize("ab 12 ab") == ["ab", "Ġ", "1", "2", "Ġab"]
     assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|endoftext|>")
     text = tokenizer.apply_chat_template([{"role": "user", "content": "12\nab"}], tokenize=False)

@@ -44,18 +44,13 @@ def test_a_single_file_is_divided_by_content(tmp_path):
     assert len(train | val) == len(ROWS)
 
 
-@pytest.mark.parametrize(
-    "answer", ["#### 1234", "#### 1,234", "first #### 5\nno, #### 1234", "\\boxed{1234}", "####1234.0"]
-)
-def test_the_number_counts_however_it_is_written(answer):
-    assert Gsm8k().grade(answer, "1234", {})["acc"] == 1.0
+RIGHT = ["#### 1234", "#### 1,234", "first #### 5\nno, #### 1234", "\\boxed{1234}", "####1234.0"]
+WRONG = ["1234", "", "#### 1235", "#### 9^9^9^9^9", "#### 10**10**10**10", "#### " + "1" * 5000]
 
 
-@pytest.mark.parametrize(
-    "answer", ["1234", "", "#### 1235", "#### 9^9^9^9^9", "#### 10**10**10**10", "#### " + "1" * 5000]
-)
-def test_anything_else_is_wrong_and_graded_at_once(answer):
-    assert Gsm8k().grade(answer, "1234", {})["acc"] == 0.0
+@pytest.mark.parametrize("answer", RIGHT + WRONG)
+def test_the_number_counts_however_it_is_written_and_anything_else_is_wrong_and_graded_at_once(answer):
+    assert Gsm8k().grade(answer, "1234", {})["acc"] == float(answer in RIGHT)
 
 
 def test_missing_files_and_columns_are_named(tmp_path):

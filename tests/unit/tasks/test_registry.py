@@ -11,14 +11,11 @@ from goldilocks.tasks.reasoning_gym import EVALUATING, ReasoningGym
 from goldilocks.tasks.registry import compute_score, of_data_source, random_score
 
 
-def test_an_unknown_data_source_names_the_key_to_set():
-    with pytest.raises(ValueError, match=r"reward\.custom_reward_function\.path"):
-        of_data_source("someone/else")
-
-
-def test_the_row_chooses_the_grader():
+def test_the_row_chooses_the_grader_and_an_unknown_data_source_names_the_key_to_set():
     assert compute_score("goldilocks/arithmetic", "7", "7", {"difficulty": 1}) == {"score": 1.0, "acc": 1.0}
     assert compute_score("openai/gsm8k", "so #### 7", "7") == {"score": 1.0, "acc": 1.0}
+    with pytest.raises(ValueError, match=r"reward\.custom_reward_function\.path"):
+        of_data_source("someone/else")
 
 
 def test_reasoning_gym_grades_the_very_problem_it_made():
@@ -36,17 +33,7 @@ def test_reasoning_gym_splits_do_not_touch():
     assert not train & {problem.question for problem in task.problems("val", 10, seed=1)}
 
 
-def test_a_mixture_has_as_many_problems_as_were_asked_for():
-    task = ReasoningGym("basic_arithmetic+chain_sum+gcd+lcm+leg_counting+prime_factorization")
-    assert len(task.problems("train", 9, seed=0)) == 9
-
-
-def test_an_unknown_generator_is_answered_with_the_nearest():
-    with pytest.raises(ValueError, match="did you mean 'leg_counting'"):
-        ReasoningGym("leg_countin")
-
-
-def test_no_generator_that_runs_an_answer_as_code_is_taken():
+def test_no_generator_that_runs_an_answer_as_code_is_taken_and_an_unknown_one_is_answered_with_the_nearest():
     from reasoning_gym.factory import DATASETS
 
     runs_code = re.compile(r"(?<![\w.])(eval|exec|parse_expr|sympify)\(|sp\.(parse_expr|sympify)\(")
@@ -54,6 +41,8 @@ def test_no_generator_that_runs_an_answer_as_code_is_taken():
     assert found <= EVALUATING
     with pytest.raises(ValueError, match="does not run the answer as code"):
         ReasoningGym("countdown")
+    with pytest.raises(ValueError, match="did you mean 'leg_counting'"):
+        ReasoningGym("leg_countin")
 
 
 def test_a_mixture_has_each_generator_by_its_share_and_grades_each_by_its_own():
@@ -61,6 +50,8 @@ def test_a_mixture_has_each_generator_by_its_share_and_grades_each_by_its_own():
     problems = task.problems("train", 20, seed=0)
     assert [problem.extra["generator"] for problem in problems].count("leg_counting") == 15
     assert len({problem.question for problem in problems}) == 20
+    many = ReasoningGym("basic_arithmetic+chain_sum+gcd+lcm+leg_counting+prime_factorization")
+    assert len(many.problems("train", 9, seed=0)) == 9
     for problem in problems:
         answer = f"I think it is <answer>{problem.answer}</answer>"
         assert compute_score(task.data_source, answer, problem.answer, problem.extra)["acc"] == 1.0

@@ -25,14 +25,11 @@ def test_the_tokenizer_gives_back_what_it_was_given(text):
     assert TOKENIZER.decode(ids) == text
 
 
-def test_a_prompt_is_its_characters_and_two_tokens():
+def test_a_prompt_is_its_characters_and_two_tokens_and_every_problem_of_the_task_fits_the_recipe():
     prompt, answer = encode(TOKENIZER, "12+34=", "46")
     assert TOKENIZER.decode(prompt) == "<|user|>12+34=<|assistant|>"
     assert len(prompt) == 8
     assert TOKENIZER.decode(answer) == "46<|im_end|>"
-
-
-def test_every_problem_of_the_task_fits_the_recipe():
     for problem in Arithmetic().problems("train", 2048, 0):
         prompt, answer = encode(TOKENIZER, problem.question, problem.answer)
         assert len(prompt) <= 16

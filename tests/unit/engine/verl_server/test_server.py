@@ -94,7 +94,8 @@ def server(model_path: Path) -> Any:
     return made
 
 
-def test_log_probs_are_those_of_the_model_and_the_top_ones_bound_them(server: Any) -> None:
+def test_log_probs_are_those_of_the_model_and_are_left_out_unless_asked_for(server: Any) -> None:
+    assert asyncio.run(server.generate(PROMPT, {"max_tokens": 2}, "r")).log_probs is None
     params = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
     output = asyncio.run(server.generate(PROMPT, params, "r"))
     expected = logits_after("llama", PROMPT, output.token_ids).log_softmax(-1)
@@ -107,10 +108,6 @@ def test_log_probs_are_those_of_the_model_and_the_top_ones_bound_them(server: An
     torch.testing.assert_close(
         torch.tensor(output.extra_fields["top_log_probs"]), expected.max(-1).values, atol=1e-5, rtol=0
     )
-
-
-def test_log_probs_are_left_out_unless_asked_for(server: Any) -> None:
-    assert asyncio.run(server.generate(PROMPT, {"max_tokens": 2}, "r")).log_probs is None
 
 
 def test_greedy_with_stop_ids_and_limits_as_verl_names_them(server: Any) -> None:
@@ -255,9 +252,11 @@ def test_a_tiny_model_is_served_by_one_thread(model_path: Path, monkeypatch: pyt
     assert torch.get_num_threads() == 1
 
 
-def test_weights_of_another_model_are_refused(server: Any) -> None:
+def test_weights_of_another_model_and_pictures_are_refused(server: Any) -> None:
     with pytest.raises(ValueError, match="no_such_layer"):
         asyncio.run(server.load_weights(Bucket([("no_such_layer", torch.zeros(2))]), True))
+    with pytest.raises(ValueError, match=r"text only; use rollout\.name=vllm"):
+        asyncio.run(server.generate(PROMPT, {}, "r", image_data=["picture"]))
 
 
 async def test_the_end_of_sequence_ends_an_answer(model_path: Path) -> None:
@@ -275,11 +274,6 @@ async def test_a_sleeping_server_generates_again_once_awake(model_path: Path) ->
     await server.wake_up(tags=["kv_cache"])
     output = await server.generate(PROMPT, {"temperature": 0}, "r")
     assert output.token_ids == logits_after("llama", PROMPT, output.token_ids).argmax(-1).tolist()
-
-
-def test_pictures_are_refused(server: Any) -> None:
-    with pytest.raises(ValueError, match=r"text only; use rollout\.name=vllm"):
-        asyncio.run(server.generate(PROMPT, {}, "r", image_data=["picture"]))
 
 
 def _client(server: Any) -> Any:
