@@ -154,10 +154,6 @@ def test_data_without_what_grades_them_are_refused(words, column, tmp_path, caps
     assert capsys.readouterr().err.endswith(said)
 
 
-def test_the_file_must_be_json_lines(words, tmp_path, refused):
-    assert "--out=" in refused(["pass-rates", *words, "--out", str(tmp_path / "rates.csv")])
-
-
 def test_a_file_of_another_model_draw_or_task_is_not_gone_on_with(words, tmp_path, capsys):
     out, task, model = tmp_path / "rates.jsonl", ladder.Ladder(), words[-1].partition("=")[2]
     passed(words, out)
@@ -179,7 +175,8 @@ def test_a_task_with_turns_is_refused(tmp_path, capsys):
     assert "multi_turn.enable=True is not accepted: False: a pass asks for single answers" in capsys.readouterr().err
 
 
-def test_data_with_images_is_refused(words, tmp_path, refused):
+def test_data_with_images_and_a_file_that_is_not_json_lines_are_refused(words, tmp_path, refused):
+    assert "--out=" in refused(["pass-rates", *words, "--out", str(tmp_path / "rates.csv")])
     file = tmp_path / "train.parquet"
     pq.write_table(pa.table({"prompt": ["What is it?"], "images": [[b"a picture"]]}), file)
     said = refused(["pass-rates", *words, f"data.train_files={file}", "--out", str(tmp_path / "out.jsonl")])

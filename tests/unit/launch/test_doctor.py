@@ -77,8 +77,9 @@ def details(*nodes: dict[str, Any]) -> dict[str, str]:
     return {finding.what: finding.detail for finding in compare_nodes(nodes, FILES) if not finding.ok}
 
 
-def test_nodes_that_are_alike_are_well() -> None:
+def test_nodes_that_are_alike_are_well_and_one_that_cannot_be_asked_is_named_with_its_error() -> None:
     assert details(node("10.0.0.1"), node("10.0.0.2")) == {}
+    assert details(node("10.0.0.1"), {"address": "10.0.0.2", "error": "no answer"}) == {"node 10.0.0.2": "no answer"}
 
 
 def test_the_node_with_other_packages_is_named_even_if_it_is_the_first() -> None:
@@ -94,10 +95,6 @@ def test_a_node_without_the_plugin_or_the_shared_folder_is_named() -> None:
         "node 10.0.0.2": "verl there did not load the plug-in",
         "node 10.0.0.3": "does not see /shared/runs",
     }
-
-
-def test_a_node_that_cannot_be_asked_is_named_with_its_error() -> None:
-    assert details(node("10.0.0.1"), {"address": "10.0.0.2", "error": "no answer"}) == {"node 10.0.0.2": "no answer"}
 
 
 def test_a_look_reports_versions_and_the_files_that_can_be_read(tmp_path: Any, monkeypatch: Any) -> None:

@@ -221,9 +221,12 @@ def test_the_node_that_died_is_named_before_what_it_broke(cluster: Cluster, erro
     assert str(error).split(".")[0] in str(raised.value)
 
 
-def test_what_no_node_caused_is_raised_as_it_is_and_at_once(cluster: Cluster) -> None:
+def test_what_no_node_caused_is_raised_as_it_is_and_at_once_and_anything_on_one_node(cluster: Cluster) -> None:
     with pytest.raises(KeyError, match="reward"):
         run(cluster, OURS)
+    cluster.alive["10.0.0.2"] = False
+    with pytest.raises(ActorDiedError):
+        run(cluster, ACTOR)
 
 
 def test_a_broken_connection_is_raised_as_it_is_if_every_node_lives(
@@ -232,12 +235,6 @@ def test_a_broken_connection_is_raised_as_it_is_if_every_node_lives(
     monkeypatch.setattr(machine, "NOTICE_S", 0.01)
     with pytest.raises(RuntimeError, match="Connection closed by peer"):
         run(cluster, GLOO)
-
-
-def test_a_run_on_one_node_waits_for_nothing(cluster: Cluster) -> None:
-    cluster.alive["10.0.0.2"] = False
-    with pytest.raises(ActorDiedError):
-        run(cluster, ACTOR)
 
 
 def test_an_error_is_looked_at_inside_of_what_ray_wraps_around_it() -> None:

@@ -160,7 +160,7 @@ def test_a_name_on_the_hub_is_taken_for_a_model():
     check_paths(compose("actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B"))
 
 
-def test_a_run_directory_keeps_what_an_earlier_try_left(tmp_path):
+def test_a_run_directory_keeps_what_an_earlier_try_left_and_no_name_leads_out_of_it(tmp_path):
     first = RunDir.create(tmp_path, "a")
     first.metrics.write_text("one")
     first.checkpoints.mkdir()
@@ -172,6 +172,8 @@ def test_a_run_directory_keeps_what_an_earlier_try_left(tmp_path):
     assert (second.path / "metrics.1.jsonl").read_text() == "one"
     assert second.checkpoints.exists()
     assert stat.S_IMODE(os.stat(second.secret).st_mode) == 0o600
+    with pytest.raises(ValueError, match="--name="):
+        RunDir.create(tmp_path, "../elsewhere")
 
 
 def test_a_second_start_is_refused_while_the_first_trains(tmp_path, refused):
@@ -230,11 +232,6 @@ def test_a_start_that_finds_the_disk_full_leaves_the_files_by_which_the_next_one
         refuse_other_recipe(launch.run_dir, choice, "")
     with prepared(choice, runs, "one") as again:
         assert again.changed == ""
-
-
-def test_a_run_cannot_be_named_out_of_its_directory(tmp_path):
-    with pytest.raises(ValueError, match="--name="):
-        RunDir.create(tmp_path, "../elsewhere")
 
 
 def test_progress_adds_up_what_verl_logs():
@@ -311,13 +308,9 @@ def test_the_last_step_is_shown_also_where_the_run_ends_between_two_looks_at_it(
 # -- why a run ended ---------------------------------------------------------------------------------------------------
 
 
-def test_what_was_written_for_the_user_is_said_as_it_is(tmp_path: Path) -> None:
-    assert explain(ValueError("data.seed='x' is not accepted:\n a number"), RunDir(tmp_path)) == (
-        "data.seed='x' is not accepted: a number"
-    )
-
-
-def test_any_other_error_has_its_type_and_its_place(tmp_path: Path) -> None:
+def test_what_was_written_for_the_user_is_said_as_it_is_and_any_other_error_by_type_and_place(tmp_path: Path) -> None:
+    said = explain(ValueError("data.seed='x' is not accepted:\n a number"), RunDir(tmp_path))
+    assert said == "data.seed='x' is not accepted: a number"
     try:
         raise LookupError("no such answer")
     except LookupError as error:

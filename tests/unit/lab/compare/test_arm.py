@@ -21,11 +21,8 @@ from goldilocks.lab.compare.arm import (
 from goldilocks.launch.on_trl import slots
 
 
-def test_without_a_filter_a_batch_has_as_many_prompts():
+def test_a_batch_has_as_many_prompts_as_it_wants_groups_and_more_at_a_time_where_a_recipe_drops_groups():
     assert unit_words("grpo", {GROUPS: "4", "lr": "1"}, []) == [f"{BATCH}=4", f"{MINI_BATCH}=4", "lr=1"]
-
-
-def test_a_recipe_that_drops_groups_rolls_out_more_prompts_at_a_time_than_it_wants_groups():
     sizes = [f"{BATCH}=4", f"{MINI_BATCH}=4", f"{GENERATED}=16", f"{LIMIT}=200"]
     assert unit_words("dapo", {GROUPS: "4"}, []) == sizes
     assert unit_words("dapo", {GROUPS: "4"}, [f"{LIMIT}=0"]) == sizes[:3], "no limit stays none"

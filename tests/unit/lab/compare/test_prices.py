@@ -31,19 +31,13 @@ def test_accuracy_at_a_cost_is_the_mean_of_the_last_three_tenths_of_it():
     flat_then_high = [(0, 0.2), (80, 0.2), (90, 0.3), (100, 0.7)]
     assert accuracy(flat_then_high, 100) == pytest.approx((0.2 + 0.3 + 0.7) / 3)
     assert accuracy(flat_then_high, 0) == pytest.approx(0.2)
-
-
-def test_between_two_validations_it_is_a_straight_line():
-    assert accuracy([(0, 0.2), (100, 0.4), (300, 0.8)], 300) == pytest.approx((0.8 + 0.74 + 0.68) / 3)
-
-
-def test_of_two_validations_at_the_same_cost_the_later_counts():
-    assert accuracy([(0, 0.1), (50, 0.2), (50, 0.3), (100, 0.3)], 100) == pytest.approx(0.3)
-
-
-def test_beyond_its_end_an_arm_has_no_accuracy():
     with pytest.raises(AssertionError, match="ended after 100 rollouts"):
         accuracy([(0, 0.2), (100, 0.4)], 101)
+
+
+def test_between_two_validations_it_is_a_straight_line_and_of_two_at_the_same_cost_the_later_counts():
+    assert accuracy([(0, 0.2), (100, 0.4), (300, 0.8)], 300) == pytest.approx((0.8 + 0.74 + 0.68) / 3)
+    assert accuracy([(0, 0.1), (50, 0.2), (50, 0.3), (100, 0.3)], 100) == pytest.approx(0.3)
 
 
 @given(st.lists(st.floats(0, 1), min_size=3, max_size=6), st.floats(0.1, 1.0), st.floats(0.2, 5.0))
@@ -65,11 +59,8 @@ def test_a_price_is_of_the_baselines_accuracy_at_a_share_of_the_clock():
     assert half.interval is None, "of one seed there is no interval"
 
 
-def test_a_recipe_that_ends_below_has_not_reached_it():
+def test_a_recipe_that_ends_below_has_not_reached_it_and_the_first_time_counts_though_the_curve_falls_back():
     assert prices([line((0, 0.2), (400, 0.5))], [LINE])[-1] == Price(1.0, pytest.approx(0.6), None, None, None)
-
-
-def test_the_first_time_counts_though_the_curve_falls_back():
     assert prices([line((0, 0.1), (10, 0.5), (20, 0.2), (400, 0.9))], [LINE])[0].cost < 10
 
 

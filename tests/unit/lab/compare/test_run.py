@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -50,16 +51,18 @@ class Runner:
         return of_arm(arm, final=0.5 + 0.2 * best + arm.seed / 10_000)
 
 
-def run(path: Path, settings: Study, runner: Runner) -> Results:
+def run(path: Path, settings: Study, runner: Callable[[Arm, Turn], Result]) -> Results:
     with StudyFolder.open(path, settings) as folder:
         return run_study(settings, folder, runner)
 
 
-def test_a_seed_of_every_recipe_comes_before_the_next_seed(tmp_path):
-    runner = Runner()
+def test_a_seed_of_every_recipe_comes_before_the_next_seed_and_more_seeds_add_arms_to_a_study_that_has_ended(tmp_path):
+    runner, more = Runner(), Runner()
     run(tmp_path, study(seeds=2), runner)
     assert runner.ran == ["grpo-seed1", "dapo-seed1", "grpo-seed2", "dapo-seed2"]
     assert [(turn.number, turn.of) for turn in runner.turns] == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    run(tmp_path, study(seeds=3), more)
+    assert more.ran == ["grpo-seed3", "dapo-seed3"]
 
 
 def test_every_recipe_is_tuned_alike_and_its_own_best_is_reported(tmp_path):
@@ -76,10 +79,7 @@ def test_every_recipe_is_tuned_alike_and_its_own_best_is_reported(tmp_path):
 def test_with_several_tuning_seeds_the_best_mean_is_chosen_and_one_lucky_try_is_not(tmp_path):
     settings = study("grpo", tune_seeds=2, **TUNED)
     found = {("1", TUNING_SEED): 0.9, ("1", TUNING_SEED + 1): 0.1, ("2", TUNING_SEED): 0.6, ("2", TUNING_SEED + 1): 0.6}
-    with StudyFolder.open(tmp_path, settings) as folder:
-        results = run_study(
-            settings, folder, lambda arm, turn: of_arm(arm, found.get((arm.settings["lr"], arm.seed), 0.5))
-        )
+    results = run(tmp_path, settings, lambda arm, turn: of_arm(arm, found.get((arm.settings["lr"], arm.seed), 0.5)))
     assert settings.choose(results.tuned) == {"grpo": {"lr": "2"}}
     made = make_table(settings, results)
     assert [trial.accuracy for trial in made.trials] == [pytest.approx(0.5, abs=0.02), pytest.approx(0.6, abs=0.02)]
@@ -136,10 +136,9 @@ def test_a_recipe_that_was_edited_is_another_study(tmp_path):
     mine, base = tmp_path / "mine.yaml", tmp_path / "base.yaml"
     mine.write_text("defaults: [base, _self_]\ndata: {train_batch_size: 8}\n")
     base.write_text("algorithm: {norm_adv_by_std_in_grpo: false}\n")
-    with StudyFolder.open(tmp_path / "out", study(str(mine))):
-        pass
-    with StudyFolder.open(tmp_path / "out", study(str(mine))):
-        pass  # the same recipe goes on
+    for _ in range(2):  # the same recipe goes on
+        with StudyFolder.open(tmp_path / "out", study(str(mine))):
+            pass
     base.write_text("algorithm: {norm_adv_by_std_in_grpo: true}\n")
     edited = pytest.raises(ValueError, match="a recipe was edited since the study began")
     with edited, StudyFolder.open(tmp_path / "out", study(str(mine))):
@@ -225,8 +224,7 @@ def test_an_interrupt_stops_the_arms_at_work(tmp_path):
 def test_other_baselines_are_no_other_study(tmp_path):
     with StudyFolder.open(tmp_path, study()):
         pass
-    with StudyFolder.open(tmp_path, study(against=("dapo",))) as folder:
-        assert len(run_study(study(against=("dapo",)), folder, Runner()).reported) == 2
+    assert len(run(tmp_path, study(against=("dapo",)), Runner()).reported) == 2
 
 
 def test_two_at_work_in_one_folder_is_an_error(tmp_path):
@@ -248,27 +246,16 @@ def test_another_study_in_the_same_folder_is_an_error(tmp_path, other):
         pass
 
 
-def test_more_seeds_add_arms_to_a_study_that_has_ended(tmp_path):
-    first, more = Runner(), Runner()
-    run(tmp_path, study("grpo", seeds=1), first)
-    run(tmp_path, study("grpo", seeds=3), more)
-    assert len(first.turns) == 1
-    assert len(more.turns) == 2
-
-
-def test_what_is_left_is_judged_by_the_arms_before():
-    tuned_on_less = Turn(number=2, of=5, cost=100, cost_before=100, cost_after=3000, seconds_before=120)
-    assert tuned_on_less.seconds_left(elapsed=30, eta=60) == 60 + 30 * 120
-    first = Turn(number=1, of=3, cost=100, cost_before=0, cost_after=200, seconds_before=0)
-    assert first.seconds_left(elapsed=30, eta=60) == 60 + 2 * 90
-
-
-def test_the_place_of_an_arm_knows_what_is_still_to_come(tmp_path):
+def test_the_place_of_an_arm_knows_what_is_still_to_come_which_is_judged_by_the_arms_before(tmp_path):
     runner = Runner()
     run(tmp_path, study(seeds=1, **TUNED), runner)
     assert [turn.cost for turn in runner.turns] == [300, 300, 300, 300, 1000, 1000]
     assert [turn.cost_after for turn in runner.turns] == [2900, 2600, 2300, 2000, 1000, 0]
     assert [turn.seconds_before for turn in runner.turns] == [0, 120, 240, 360, 480, 600]
+    tuned_on_less = Turn(number=2, of=5, cost=100, cost_before=100, cost_after=3000, seconds_before=120)
+    assert tuned_on_less.seconds_left(elapsed=30, eta=60) == 60 + 30 * 120
+    first = Turn(number=1, of=3, cost=100, cost_before=0, cost_after=200, seconds_before=0)
+    assert first.seconds_left(elapsed=30, eta=60) == 60 + 2 * 90
 
 
 def test_an_arm_is_a_command_of_goldilocks_train():

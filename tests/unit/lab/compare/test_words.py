@@ -107,9 +107,6 @@ def test_a_grid_is_every_combination_in_the_order_given():
         ("0.0003", "[3]", "7"),
     ]
     assert study().combinations == [{}]
-
-
-def test_an_interpolation_is_a_value_like_another():
     assert parse_grid(["b=${data.train_batch_size}"]) == {"b": ("${data.train_batch_size}",)}
 
 

@@ -49,13 +49,8 @@ def made(dapo: Path, pilot: Path) -> Page:
 
 
 @pytest.fixture(scope="module")
-def page(made: Page) -> str:
-    return made.html
-
-
-@pytest.fixture(scope="module")
-def elements(page: str) -> Elements:
-    return Elements(page)
+def elements(made: Page) -> Elements:
+    return Elements(made.html)
 
 
 def test_the_page_needs_nothing_beside_it(elements: Elements) -> None:
@@ -65,11 +60,11 @@ def test_the_page_needs_nothing_beside_it(elements: Elements) -> None:
         assert "href" not in attributes
 
 
-def test_data_cannot_leave_its_place(page: str, elements: Elements) -> None:
+def test_data_cannot_leave_its_place(made: Page, elements: Elements) -> None:
     """The hostile prompt and answers add no element: three scripts, ours, and no handler anywhere."""
     assert len(elements.scripts) == 3
     assert not [name for _, attributes in elements.tags for name in attributes if name.startswith("on")]
-    assert html.escape("<script>alert(3)</script>", quote=False) in page.replace("&#34;", '"')
+    assert html.escape("<script>alert(3)</script>", quote=False) in made.html.replace("&#34;", '"')
 
 
 def test_the_embedded_data_are_what_was_put_in(elements: Elements) -> None:
@@ -80,8 +75,8 @@ def test_the_embedded_data_are_what_was_put_in(elements: Elements) -> None:
     assert drawn == set(data["plots"])
 
 
-def test_only_the_page_s_own_scripts_may_run(page: str, elements: Elements) -> None:
-    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page)
+def test_only_the_page_s_own_scripts_may_run(made: Page, elements: Elements) -> None:
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', made.html)
     assert policy is not None
     allowed = re.findall(r"'sha256-([^']+)'", policy[1])
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in elements.scripts[1:]]

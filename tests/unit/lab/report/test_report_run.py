@@ -27,12 +27,14 @@ def line(step: int, **data: object) -> str:
     return json.dumps({"step": step, "data": data}) + "\n"
 
 
-def test_a_whole_run_lacks_nothing(dapo: Path) -> None:
+def test_a_whole_run_lacks_nothing_and_its_beliefs_find_their_texts_in_the_training_data(dapo: Path) -> None:
     run = read_run(dapo, "dapo")
     assert run.missing == ()
     assert max(run.history.steps) == 24
     assert [dump.step for dump in run.dumps] == list(range(2, 25, 2))
     assert [beliefs.step for beliefs in run.beliefs] == [8, 16, 24]
+    assert len(run.texts) == len(run.beliefs[-1].rows) > 100
+    assert HOSTILE in run.texts.values()
 
 
 def test_costs_are_the_collectors_own(dapo: Path) -> None:
@@ -42,12 +44,6 @@ def test_costs_are_the_collectors_own(dapo: Path) -> None:
     assert run.spending.until("rollouts", 0) == 0
     seconds = sum(run.history.series("timing_s/step").values())
     assert run.spending.total("seconds") == pytest.approx(seconds)
-
-
-def test_beliefs_find_their_texts_in_the_training_data(dapo: Path) -> None:
-    run = read_run(dapo, "dapo")
-    assert len(run.texts) == len(run.beliefs[-1].rows) > 100
-    assert HOSTILE in run.texts.values()
 
 
 def test_prompts_with_images_find_their_texts_too(tmp_path: Path) -> None:
@@ -183,11 +179,8 @@ def test_a_long_run_is_sampled_from_its_first_step_to_its_last() -> None:
     assert evenly([1, 2], MOST_STEPS) == [1, 2]
 
 
-def test_runs_are_called_by_what_tells_them_apart() -> None:
+def test_runs_are_called_by_what_tells_them_apart_and_the_same_twice_is_refused(dapo: Path) -> None:
     assert run_names([Path("/r/a/x"), Path("/r/b/y")]) == ["x", "y"]
     assert run_names([Path("/r/a/x"), Path("/r/b/x")]) == ["a/x", "b/x"]
-
-
-def test_the_same_run_twice_is_refused(dapo: Path) -> None:
     with pytest.raises(ValueError, match="each run once"):
         read_runs([dapo, dapo / "../dapo"])

@@ -39,12 +39,15 @@ def data_names(spec: dict[str, Any]) -> set[str]:
     return own.union(*(data_names(layer) for layer in spec.get("layer", [])))
 
 
-def test_a_step_s_bars_sum_to_what_it_generated(run: Run) -> None:
+def test_a_step_s_bars_sum_to_what_it_generated_and_a_run_s_shares_fill_the_bar(run: Run) -> None:
     heights: dict[str, float] = defaultdict(float)
     for row in plot(tokens([run]), "tokens-by-step-1").values:
         heights[row["steps"]] += row["tokens"]
     generated = increments(run.history.series("accounts/generated_tokens"))
     assert heights == {str(step): pytest.approx(value, rel=1e-4) for step, value in generated.items()}
+    rows = plot(tokens([run]), "tokens-by-account").values
+    assert sum(row["share"] for row in rows) == pytest.approx(1, abs=1e-4)
+    assert rows[0]["account"] == "trained"
 
 
 def test_every_account_stands_once_with_its_reason(run: Run) -> None:
@@ -52,12 +55,6 @@ def test_every_account_stands_once_with_its_reason(run: Run) -> None:
     assert {"trained", "filtered/too_easy", "filtered/too_hard"} <= set(found)
     assert "filtered" not in found
     assert sum(totals[24] for totals in found.values()) == run.history.last("accounts/generated_tokens")
-
-
-def test_a_run_s_shares_fill_the_bar(run: Run) -> None:
-    rows = plot(tokens([run]), "tokens-by-account").values
-    assert sum(row["share"] for row in rows) == pytest.approx(1, abs=1e-4)
-    assert rows[0]["account"] == "trained"
 
 
 def test_learning_is_drawn_against_every_cost(run: Run) -> None:
@@ -154,19 +151,15 @@ def test_every_pass_rate_has_its_bin(rate: float) -> None:
 
 @settings(max_examples=50)
 @given(series, st.integers(1, 50))
-def test_a_thinned_series_keeps_its_end_and_stays_within_its_range(values: dict[int, float], most: int) -> None:
-    thin = thinned(values, most)
+def test_a_thinned_series_keeps_its_end_a_smoothed_one_its_steps_and_both_stay_within_their_range(
+    values: dict[int, float], most: int
+) -> None:
+    thin, smooth = thinned(values, most), smoothed(values)
     assert len(thin) <= most
     assert list(thin)[-1] == list(values)[-1]
-    assert all(min(values.values()) - 1e-3 <= value <= max(values.values()) + 1e-3 for value in thin.values())
-
-
-@settings(max_examples=50)
-@given(series)
-def test_a_smoothed_series_has_the_same_steps(values: dict[int, float]) -> None:
-    smooth = smoothed(values)
     assert list(smooth) == list(values)
-    assert all(min(values.values()) - 1e-3 <= value <= max(values.values()) + 1e-3 for value in smooth.values())
+    lowest, highest = min(values.values()) - 1e-3, max(values.values()) + 1e-3
+    assert all(lowest <= value <= highest for value in (*thin.values(), *smooth.values()))
 
 
 def test_what_was_believed_is_shown_below_each_validation_by_column(run: Run) -> None:

@@ -38,6 +38,14 @@ def train(machine: SimulatedEngine, data: PassRates, *rewards: float) -> None:
     machine.train([Group("g0", ListSource(data.contents)[0], rollouts, trained=rollouts)])
 
 
+def answering(n: int, *, tokens: float = 100.0, **config: Any) -> SimulatedEngine:
+    """Return an engine that was asked for so many answers to a prompt that half of them solve."""
+    data = prompts(0.5, tokens=tokens)
+    machine = engine(data, **config)
+    machine.submit([request(data, "g0", n=n)])
+    return machine
+
+
 def log_odds(p: float) -> float:
     return math.log(p / (1 - p))
 
@@ -77,18 +85,14 @@ def test_seed_and_uid_and_index_each_change_the_answer() -> None:
 
 
 def test_a_full_engine_takes_no_more() -> None:
-    data = prompts(0.5)
-    machine = engine(data, slots=4)
-    machine.submit([request(data, "g0", n=3)])
+    machine = answering(3, slots=4)
     assert machine.free == 1
     with pytest.raises(ValueError, match=r"request\.n=2 is not accepted: at most the 1 free slots"):
-        machine.submit([request(data, "g1", n=2)])
+        machine.submit([request(prompts(0.5), "g1", n=2)])
 
 
 def test_a_rollout_takes_one_step_a_token_and_the_shortest_comes_first() -> None:
-    data = prompts(0.5)
-    machine = engine(data, wait=0.0)
-    machine.submit([request(data, "g0", n=20)])
+    machine = answering(20, wait=0.0)
     seen = []
     while events := machine.events():
         assert {event.tokens for event in events} == {machine.clock}
@@ -98,10 +102,8 @@ def test_a_rollout_takes_one_step_a_token_and_the_shortest_comes_first() -> None
 
 
 def test_an_aborted_rollout_costs_what_it_had_written() -> None:
-    data = prompts(0.5)
-    machine = engine(data, wait=0.0)
-    machine.submit([request(data, "g0", n=4)])
-    machine.submit([request(data, "g1", n=1)])
+    machine = answering(4, wait=0.0)
+    machine.submit([request(prompts(0.5), "g1", n=1)])
     (first,) = machine.events()
     machine.cancel(["g0"])
     aborted = [event for event in machine.events() if event.uid == "g0" and event is not first]
@@ -114,17 +116,14 @@ def test_an_aborted_rollout_costs_what_it_had_written() -> None:
 
 
 def test_a_rollout_that_began_late_or_still_waits_has_written_less() -> None:
-    data = prompts(0.5, tokens=200.0)
-    machine = engine(data, wait=0.0, spread=0.0)
-    machine.submit([request(data, "g0")])
+    machine = answering(1, tokens=200.0, wait=0.0, spread=0.0)
     machine.events()
-    machine.submit([request(data, "g1")])
+    machine.submit([request(prompts(0.5), "g1")])
     machine.cancel(["g1"])
     assert machine.events() == [Failure("g1", 0, "cancelled", 0)]
     assert machine.clock == 200
 
-    patient = engine(data, wait=1e6, spread=0.0)
-    patient.submit([request(data, "g0", n=20)])
+    patient = answering(20, tokens=200.0, wait=1e6, spread=0.0)
     (first,) = patient.events()
     patient.cancel(["g0"])
     assert first.tokens == 200
@@ -170,10 +169,7 @@ def test_the_share_of_failures_is_the_failure_rate_and_a_failure_costs_part_of_i
 
 
 def test_answers_beyond_max_tokens_are_truncated() -> None:
-    data = prompts(0.5, tokens=1_000.0)
-    machine = engine(data, max_tokens=900)
-    machine.submit([request(data, "g0", n=50)])
-    events = drained(machine)
+    events = drained(answering(50, tokens=1_000.0, max_tokens=900))
     assert max(event.tokens for event in events) == 900
     assert all(isinstance(event, Rollout) and event.truncated == (event.tokens == 900) for event in events)
 
@@ -219,10 +215,7 @@ def test_a_config_that_makes_no_sense_is_refused(config: dict[str, Any], message
 
 
 def test_what_pauses_says_what_it_has_written_and_ends_as_it_would_have() -> None:
-    data = prompts(0.5)
-    paused, whole = engine(data, wait=0.0), engine(data, wait=0.0)
-    for machine in (paused, whole):
-        machine.submit([request(data, "g0", n=8)])
+    paused, whole = answering(8, wait=0.0), answering(8, wait=0.0)
     events = paused.events()
     written = {event.index: event.tokens for event in paused.pause()}
     assert set(written) == set(range(8)) - {event.index for event in events}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from run_files import write_records
 
 from goldilocks.dotted_keys import merged
 from goldilocks.lab.simulate import PassRates, Setup, SimulatedEngine, batches, read_pass_rates, simulate
@@ -34,14 +33,10 @@ def rows(seed: int = 0) -> list[dict[str, Any]]:
     return found
 
 
-def written(path: Path, prompts: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in prompts))
-    return path
-
-
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory) -> PassRates:
-    return read_pass_rates(written(tmp_path_factory.mktemp("rates") / "rates.jsonl", rows()))
+    write_records(file := tmp_path_factory.mktemp("rates") / "rates.jsonl", rows())
+    return read_pass_rates(file)
 
 
 @pytest.fixture(scope="module")

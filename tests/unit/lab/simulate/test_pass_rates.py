@@ -33,18 +33,14 @@ def test_a_pass_rate_a_row_is_read_as_it_is(tmp_path: Path, extension: str) -> N
     assert (data.contents, data.pass_rate.tolist(), data.tokens.tolist()) == (("a", "b"), [0.25, 1.0], [70.0, 9.0])
 
 
-def test_rewards_a_row_become_the_share_of_passes(tmp_path: Path) -> None:
-    path = tmp_path / "rewards.parquet"
+def test_rewards_a_row_become_the_share_of_passes_also_as_lists_of_a_csv(tmp_path: Path) -> None:
+    path, table = tmp_path / "rewards.parquet", tmp_path / "rewards.csv"
     write_records(path, [{"rewards": [-1.0, 1.0, 1.0, 0.5]}, {"rewards": [0.1]}])
     data = read_pass_rates(path)
     assert data.pass_rate.tolist() == [0.75, 0.0]
     assert data.tokens.tolist() == [DEFAULT_TOKENS, DEFAULT_TOKENS]
-
-
-def test_csv_lists_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "rewards.csv"
-    path.write_text('prompt,rewards\nx,"[0, 1, 1, 1]"\ny,"[0]"\n')
-    assert read_pass_rates(path).pass_rate.tolist() == [0.75, 0.0]
+    table.write_text('prompt,rewards\nx,"[0, 1, 1, 1]"\ny,"[0]"\n')
+    assert read_pass_rates(table).pass_rate.tolist() == [0.75, 0.0]
 
 
 def test_a_directory_of_verl_dumps_is_read_as_it_is(tmp_path: Path) -> None:

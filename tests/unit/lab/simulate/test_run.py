@@ -125,19 +125,15 @@ def test_a_model_that_learns_ends_with_a_higher_pass_rate() -> None:
     assert learning.mean_pass_rate > still.mean_pass_rate
 
 
-def test_hard_prompts_are_reached_more_often_by_more_rollouts() -> None:
+def test_hard_prompts_are_reached_more_often_by_more_rollouts_and_impossible_ones_are_not_counted() -> None:
     data = PassRates(tuple(range(100)), np.full(100, 0.05), np.full(100, 50.0))
     few = outcome("grpo", data, rollouts=800)
     many = outcome("grpo", data, rollouts=8_000)
     assert few.hard_prompts_reached == pytest.approx(1 - 0.95**8, abs=0.2)
     assert many.hard_prompts_reached is not None
     assert many.hard_prompts_reached > 0.9
-
-
-def test_impossible_prompts_are_not_counted_as_hard() -> None:
-    rates = np.repeat([0.0, 0.2, 0.21], 20)
-    got = outcome("grpo", PassRates(tuple(range(60)), rates, np.full(60, 50.0)))
-    assert got.hard_prompts_reached == 1.0
+    mixed = PassRates(tuple(range(60)), np.repeat([0.0, 0.2, 0.21], 20), np.full(60, 50.0))
+    assert outcome("grpo", mixed).hard_prompts_reached == 1.0
 
 
 def test_signal_is_of_the_trained_rollouts_around_the_mean_of_all() -> None:
@@ -151,12 +147,9 @@ def test_without_repeats_a_run_ends_where_the_data_do() -> None:
     assert (got.rollouts, got.batches) == (320, 4)
 
 
-def test_an_empty_data_set_is_refused() -> None:
+def test_an_empty_data_set_is_refused_and_one_too_small_for_a_batch_with_the_policys_name() -> None:
     with pytest.raises(ValueError, match="a data set with at least one prompt"):
         outcome("grpo", constant(0.5, prompts=0))
-
-
-def test_a_policy_that_cannot_fill_a_batch_says_which_it_was() -> None:
     with pytest.raises(ValueError, match=r"thompson: target_groups .*=16 is not accepted: at most 3"):
         outcome("thompson", constant(0.5, prompts=3))
 
