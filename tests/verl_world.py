@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 import transfer_queue
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from tensordict import NonTensorData, TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.reward import load_reward_manager
@@ -305,7 +305,7 @@ class Worker(StreamingWorker):
     """Our worker, with what verl's constructor would have read from files and asked Ray for.
 
     ``whole``: whether it makes rollouts many at a time. ``reward`` is the file with ``compute_score``, ``rewards`` the
-    section that says how it is called.
+    section ``goldilocks.rewards`` that says how it is called.
     """
 
     LEFT_OUT = ("teacher_client", "teacher_key", "teacher_server_manager")  # set by verl, not read here
@@ -317,14 +317,19 @@ class Worker(StreamingWorker):
         reward: str = "pkg://goldilocks.tasks.registry",
         rewards: dict[str, Any] | None = None,
     ) -> None:
-        self.config = worker_config(reward, rewards)
+        graded_by = {"custom_reward_function": {"path": reward, "name": "compute_score"}, "num_workers": 1}
+        manager = {"reward_manager": {"name": "naive", "source": "register"}, "reward_model": {"enable": False}}
+        rollout = {**ROLLOUT, "full_determinism": False, "agent": {"num_workers": 1}}
+        parts = {"actor_rollout_ref": {"rollout": rollout}, "data": {}, "reward": {**graded_by, **manager}}
+        self.config = OmegaConf.create({**parts, "goldilocks": {"rewards": rewards or {}}})
+        guard(self.config)
         self.rollout_config = RolloutConfig(**ROLLOUT, calculate_log_probs=True)
         self.tokenizer, self.processor, self.hf_model_type = character_tokenizer(), None, "llama"
         self.dataset_cls, self.tools, self.mm_processor_kwargs = RLHFDataset, [], {}
         self.model_config = SimpleNamespace(generation_config=None)
         self.distillation_enabled = False
-        manager = load_reward_manager(self.config, self.tokenizer)
-        self.grader = Actor(SimpleNamespace(compute_score=manager.run_single))
+        run_single = load_reward_manager(self.config, self.tokenizer).run_single
+        self.grader = Actor(SimpleNamespace(compute_score=run_single))
         self.reward_loop_worker_handles = [self.grader]
         self.background_tasks: set[Any] = set()
         self.balancer = balancer_of(**{f"s{place}": Actor(server) for place, server in enumerate(servers)})
@@ -336,25 +341,6 @@ class Worker(StreamingWorker):
         while self.background_tasks:
             await asyncio.gather(*self.background_tasks)
         return sorted((await self.so_far(False)).events, key=lambda event: (event.uid, event.index))
-
-
-def worker_config(reward: str, rewards: dict[str, Any] | None = None) -> DictConfig:
-    """Return the keys of verl's config that a worker reads; ``rewards`` is ``goldilocks.rewards``."""
-    config = OmegaConf.create(
-        {
-            "actor_rollout_ref": {"rollout": {**ROLLOUT, "full_determinism": False, "agent": {"num_workers": 1}}},
-            "data": {},
-            "reward": {
-                "custom_reward_function": {"path": reward, "name": "compute_score"},
-                "num_workers": 1,
-                "reward_manager": {"name": "naive", "source": "register"},
-                "reward_model": {"enable": False},
-            },
-            "goldilocks": {"rewards": rewards or {}},
-        }
-    )
-    guard(config)
-    return config
 
 
 def prompt(index: int, n: int, first: int = 0, **fields: Any) -> dict[str, Any]:

@@ -55,13 +55,10 @@ def test_each_function_is_normalized_before_they_are_added_up() -> None:
     assert float(found[3]) == pytest.approx(-float(found[0]), abs=1e-3)
 
 
-def test_each_score_is_compared_with_the_mean_of_the_others() -> None:
+def test_each_score_is_compared_with_the_mean_of_the_others_to_which_a_reward_function_applies() -> None:
     found = leave_one_out([torch.tensor([1.0, 0.0, 0.0]), torch.tensor([2.0, 4.0])], normalize=False)
     assert found[0].tolist() == pytest.approx([1.0, -0.5, -0.5])
     assert found[1].tolist() == pytest.approx([-2.0, 2.0])
-
-
-def test_a_rollout_that_no_reward_function_applies_to_has_no_part() -> None:
     found = leave_one_out([torch.tensor([1.0, torch.nan, 0.0]), torch.tensor([torch.nan, 3.0])], normalize=False)
     assert found[0].tolist() == pytest.approx([1.0, 0.0, -1.0])
     assert found[1].tolist() == [0.0, 0.0]

@@ -227,6 +227,8 @@ def test_samples_that_were_handed_out_and_not_trained_are_saved(tmp_path: Path) 
 def test_groups_of_a_run_that_goes_on_are_numbered_without_gaps(tmp_path: Path) -> None:
     """TRL looks for the first number that was not trained."""
     one = CollectedQueue(OneBatch(), SampleRows(), MicroBatches())  # type: ignore[arg-type]
+    one.load(tmp_path)  # a checkpoint of TRL's own trainer, with which a collector starts anew
+    assert one.qsize() == 0
     one._left.extend((3, sample(1.0, group=group)) for group in (7, 7, 7, 9, 9))
     one.save(tmp_path / "checkpoint")
     one.load(tmp_path / "checkpoint")
@@ -248,12 +250,6 @@ def test_a_sample_over_the_token_budget_is_waited_for_by_nobody(tmp_path: Path) 
     one.save(tmp_path / "checkpoint")
     one.load(tmp_path / "checkpoint")
     assert [number for number, _ in one._left] == [4]
-
-
-def test_a_checkpoint_of_trls_own_trainer_starts_a_collector_anew(tmp_path: Path) -> None:
-    one = CollectedQueue(OneBatch(), SampleRows(), MicroBatches())  # type: ignore[arg-type]
-    one.load(tmp_path)
-    assert one.qsize() == 0
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,12 @@ def args(**chosen: Any) -> SimpleNamespace:
     return SimpleNamespace(**{**usual, **chosen})
 
 
-def test_a_batch_of_one_update_is_compared_with_the_log_probs_of_now() -> None:
+def test_a_batch_of_one_update_is_compared_with_the_log_probs_of_now_but_for_tokens_of_tools() -> None:
     own, fresh = trainers_log_probs({"completion_mask": WRITTEN}, NOW, SAMPLES)
     assert own is NOW
     assert fresh.tolist() == WRITTEN.bool().tolist()
+    inputs = {"completion_mask": WRITTEN, "tool_mask": torch.tensor([[1, 0], [1, 1], [1, 1]])}
+    assert trainers_log_probs(inputs, NOW, SAMPLES)[1].sum() == 4
 
 
 def test_rows_that_carry_the_engines_own_log_probs_are_left_out() -> None:
@@ -56,11 +58,6 @@ def test_a_run_that_goes_on_with_a_smaller_budget_is_validated_at_its_next_updat
     callback.on_train_begin(None, state, control)  # type: ignore[arg-type]
     callback.on_step_begin(None, state, control)  # type: ignore[arg-type]
     assert callback.on_step_end(None, state, control).should_evaluate  # type: ignore[arg-type]
-
-
-def test_tokens_of_tools_are_left_out() -> None:
-    inputs = {"completion_mask": WRITTEN, "tool_mask": torch.tensor([[1, 0], [1, 1], [1, 1]])}
-    assert trainers_log_probs(inputs, NOW, SAMPLES)[1].sum() == 4
 
 
 def test_dropout_and_cut_distributions_explain_a_gap() -> None:

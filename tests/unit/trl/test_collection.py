@@ -130,13 +130,9 @@ def both(wire: Wire, tokens: int, limits: Limits) -> list[Any]:
         return list(pool.map(lambda rank: collected(wire, rank, tokens, limits), range(2)))
 
 
-def test_all_processes_have_the_batch_that_the_first_decided(wire: Wire) -> None:
+def test_all_processes_have_the_batch_that_the_first_decided_and_what_its_rewards_cost_on_all(wire: Wire) -> None:
     first, second = both(wire, 3, Limits())
     assert [group.uid for group in first.groups] == [group.uid for group in second.groups] == ["g0", "g1"]
-
-
-def test_what_reward_functions_cost_is_summed_over_the_processes(wire: Wire) -> None:
-    first, _ = both(wire, 3, Limits())
     assert first.metrics["accounts/reward_calls"] == first.metrics["accounts/generated_rollouts"] == 4
     assert first.metrics["accounts/reward_seconds"] == 1.5 + 2.5
 

@@ -27,17 +27,14 @@ def rollouts(out: Path, completion: int) -> EngineRollouts:
     return EngineRollouts(args, slots=2, eos_ids=[5], pad_id=0, device=torch.device("cpu"))
 
 
-def test_a_text_that_the_window_holds_is_generated_though_the_cache_has_room_for_more(tmp_path: Path) -> None:
-    model = made(config_of(WINDOWED["mistral"]))
-    found = rollouts(tmp_path, completion=8).generate(model, 0, [[1, 2, 3, 4], [7]], [0, 1], [8, 8])
+def test_a_text_that_the_window_holds_is_generated_and_a_longer_one_is_refused_by_the_key(tmp_path: Path) -> None:
+    """Though the cache has room for more."""
+    asking, model = rollouts(tmp_path, completion=8), made(config_of(WINDOWED["mistral"]))
+    found = asking.generate(model, 0, [[1, 2, 3, 4], [7]], [0, 1], [8, 8])
     assert all(1 <= len(one.token_ids) <= 8 for one in found)
-
-
-def test_a_longer_one_is_refused_by_the_key(tmp_path: Path) -> None:
-    model = made(config_of(WINDOWED["mistral"]))
     message = "max_completion_length with the longest prompt=13 .* the model's sliding_window=12 or less"
     with pytest.raises(ValueError, match=message):
-        rollouts(tmp_path, completion=8).generate(model, 0, [[1, 2, 3, 4, 5], [7]], [0, 1], [8, 8])
+        asking.generate(model, 0, [[1, 2, 3, 4, 5], [7]], [0, 1], [8, 8])
 
 
 def test_completions_longer_than_the_window_are_refused_before_the_start(tmp_path: Path) -> None:
@@ -62,15 +59,11 @@ def test_after_an_interruption_the_same_answers_are_generated(tmp_path: Path, mo
     assert [one.token_ids for one in ours.generate(*asked)] == [one.token_ids for one in theirs]
 
 
-def answered(prompts: list[Any], trainer: Any) -> dict[str, Any]:
-    raise NotImplementedError
-
-
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
         ({"use_transformers_continuous_batching": True}, "use_transformers_continuous_batching=True is not .*: False"),
-        ({"rollout_func": answered}, "engine_slots=2 is not accepted: none with a rollout_func"),
+        ({"rollout_func": print}, "engine_slots=2 is not accepted: none with a rollout_func"),
     ],
 )
 def test_another_way_to_generate_is_refused(tmp_path: Path, chosen: dict[str, Any], message: str) -> None:

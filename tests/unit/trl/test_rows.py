@@ -197,12 +197,8 @@ def test_prompts_that_differ_in_their_images_have_keys_of_their_own() -> None:
     stored = Dataset.from_list(rows, features=Features({"prompt": Value("string"), "image": Image()}))
     keys = DatasetPrompts(stored).keys().tolist()
     assert keys[0] == keys[2] != keys[1]
-
-
-def test_of_two_columns_with_images_the_one_that_trl_reads_counts() -> None:
-    pictures = [Picture.new("RGB", (4, 4), color) for color in ("red", "blue")]
-    rows = [{"prompt": "what?", "image": pictures[0], "images": [one]} for one in pictures]
-    assert len(set(DatasetPrompts(rows).keys().tolist())) == 2
+    of_two_columns = [{"prompt": "what?", "image": pictures[0], "images": [one]} for one in pictures[:2]]
+    assert len(set(DatasetPrompts(of_two_columns).keys().tolist())) == 2, "the one that TRL reads counts"
 
 
 def test_prompts_may_be_made_by_a_transform_of_the_data_set() -> None:

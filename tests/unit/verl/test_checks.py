@@ -27,10 +27,6 @@ def config(**keys: Any) -> Any:
     return made
 
 
-def our_recipe() -> Any:
-    return compose_config(choose(["dapo_strata", "trainer.use_v1=False"], "cpu"))
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -130,7 +126,7 @@ def test_verls_command_is_looked_at_where_its_words_name_a_key_of_ours(word: str
     assert names_ours(["data.seed=1", word]) is ours
 
 
-FILE_OF_KEYS = ["--config-dir=d", "--config-name=mine"]
+FILE_OF_KEYS, RECIPE = ["--config-dir=d", "--config-name=mine"], ["+recipe=dapo_strata", "trainer.use_v1=False"]
 THOMPSON = "goldilocks.selector=thompson: no effect with trainer."
 OURS = {"trainer.use_v1": True, "trainer.v1.trainer_mode": "goldilocks"}
 GSPO = {
@@ -151,7 +147,7 @@ GSPO = {
         (["trainer.v1.trainer_mode=goldilocks"], {**OURS, "reward.num_workers": 64}, "reward.num_workers=64 has no"),
         (["trainer.v1.trainer_mode=goldilocks"], {**OURS, "actor_rollout_ref.rollout.agent.num_workers": 2}, None),
         (FILE_OF_KEYS, {"n_resp_per_prompt": 16}, None),  # a variable of the file's own
-        (["+recipe=dapo_strata", "trainer.use_v1=False"], our_recipe, THOMPSON),
+        (RECIPE, lambda: compose_config(choose(["dapo_strata", RECIPE[1]], "cpu")), THOMPSON),
     ],
 )
 def test_verls_command_says_what_has_no_effect_and_what_is_likely_a_mistake(

@@ -46,9 +46,13 @@ def test_every_token_keeps_its_log_prob_and_its_version(tokens: list[list[int]])
     assert output.num_preempted == len(tokens)
 
 
-def test_an_answer_in_one_part_is_what_the_server_returned() -> None:
+def test_an_answer_in_one_part_is_what_the_server_returned_and_a_part_without_tokens_lacks_nothing() -> None:
     only = part([1, 2], 3, "completed")
     assert ResumableAnswer("p", [only]).output() is only
+    nothing = TokenOutput(token_ids=[], log_probs=None, stop_reason="aborted", extra_fields={"global_steps": 0})
+    output = ResumableAnswer("p", [nothing, part([3], 1)]).output()
+    assert output.log_probs == [-1.5]
+    assert output.extra_fields["top_log_probs"] == [-0.75]
 
 
 @pytest.mark.parametrize("lacking", [0, 1])
@@ -59,13 +63,6 @@ def test_values_that_a_part_with_tokens_lacks_are_not_those_of_the_other_part(la
     output = ResumableAnswer("p", both).output()
     assert output.log_probs is None
     assert "top_log_probs" not in output.extra_fields
-
-
-def test_a_part_without_tokens_lacks_nothing() -> None:
-    nothing = TokenOutput(token_ids=[], log_probs=None, stop_reason="aborted", extra_fields={"global_steps": 0})
-    output = ResumableAnswer("p", [nothing, part([3], 1)]).output()
-    assert output.log_probs == [-1.5]
-    assert output.extra_fields["top_log_probs"] == [-0.75]
 
 
 def test_experts_of_later_parts_are_those_of_their_own_tokens() -> None:
@@ -84,6 +81,8 @@ def test_what_was_saved_comes_back_and_is_given_once(tmp_path: Path) -> None:
     given_back = loaded.give(Request("g7", Prompt(0, 0), n=3, first=1))
     assert ResumableAnswer.from_state_dict(given_back[2]) == answer
     assert not loaded.give(Request("g7", Prompt(0, 0), n=3, first=1))
+    save_rows([answer.state_dict()], tmp_path)
+    assert "[1" not in (tmp_path / "values.json").read_text(), "arrays are stored as tensors"
 
 
 def test_a_saved_answer_is_gone_on_with_only_if_the_same_is_asked() -> None:
@@ -110,8 +109,3 @@ def test_the_rest_of_an_answer_draws_noise_of_its_own(engine: str, same: bool) -
     assert (rest["max_tokens"], rest["temperature"]) == (14, 0.7)
     assert (rest["seed"] == 11) is same
     assert continued({"max_new_tokens": 9}, rollout, prompt=28, written=6) == {"max_tokens": 3}
-
-
-def test_arrays_of_an_answer_are_stored_as_tensors(tmp_path: Path) -> None:
-    save_rows([written([[1], [2]]).state_dict()], tmp_path)
-    assert "[1" not in (tmp_path / "values.json").read_text()

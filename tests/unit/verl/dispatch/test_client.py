@@ -11,7 +11,7 @@ from verl_world import ABORTED, Actor, Server, VllmServer, balancer_of, client_o
 
 from goldilocks.engine.verl_server.messages import TOP
 from goldilocks.types import hashed
-from goldilocks.verl.dispatch.client import Cancelled, TurnRequest, current_session
+from goldilocks.verl.dispatch.client import Cancelled, StreamingClient, TurnRequest, current_session
 
 SERVERS = {"transformers": Server, "vllm": VllmServer}
 
@@ -19,6 +19,14 @@ SERVERS = {"transformers": Server, "vllm": VllmServer}
 async def settle() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
+
+
+async def one_asked(server: Server, **options: Any) -> tuple[StreamingClient, asyncio.Task[Any]]:
+    """Return a client of the server and its one request, which is there."""
+    client = one_server(server, **options)
+    task = start(client, "x", 0)
+    await server.holds(1)
+    return client, task
 
 
 async def test_a_cancelled_group_is_aborted_at_its_server_and_the_effect_is_counted() -> None:
@@ -52,9 +60,7 @@ async def test_a_server_whose_aborts_do_nothing_is_said_once(caplog: pytest.LogC
 
 async def test_of_an_engine_that_is_not_known_nothing_is_aborted() -> None:
     server = Server()
-    client = one_server(server, name="trtllm")
-    task = start(client, "x", 0)
-    await settle()
+    client, task = await one_asked(server, name="trtllm")
     client.cancel("x")
     assert server.held
     server.answer_all()
@@ -129,9 +135,7 @@ async def test_a_later_turn_draws_noise_of_its_own_and_ends_where_its_conversati
 
 async def test_a_paused_session_goes_on_from_what_it_has_and_its_agent_loop_sees_one_answer() -> None:
     server = Server()
-    client = one_server(server)
-    task = start(client, "x", 0)
-    await settle()
+    client, task = await one_asked(server)
     assert await client.pause(within=10) == 0
     assert [(one.uid, one.index, one.tokens) for one in client.unfinished] == [("x", 0, len(ABORTED))]
     await settle()
@@ -180,9 +184,7 @@ async def test_groups_that_are_cancelled_together_are_aborted_by_one_message_to_
 
 async def test_a_paused_session_whose_group_is_cancelled_makes_no_further_request() -> None:
     server = Server()
-    client = one_server(server)
-    task = start(client, "x", 0)
-    await settle()
+    client, task = await one_asked(server)
     await client.pause(within=10)
     client.cancel("x")
     assert not list(client.unfinished)
@@ -195,9 +197,7 @@ async def test_a_paused_session_whose_group_is_cancelled_makes_no_further_reques
 async def test_a_server_that_does_not_abort_is_asked_again_and_said_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("goldilocks.verl.dispatch.client.ASK_AGAIN_S", 0.01)
     server = Server(aborts=False)
-    client = one_server(server)
-    task = start(client, "x", 0)
-    await settle()
+    client, task = await one_asked(server)
     assert await client.pause(within=0.01) == 1
     before, pausing = len(server.asked_to_abort), asyncio.ensure_future(client.pause(within=60))
     while len(server.asked_to_abort) < before + 2:  # however long the machine takes for it
@@ -216,10 +216,7 @@ async def test_an_abort_that_came_before_its_request_is_asked_for_again(monkeypa
             self.aborts_asked_at_once.append(len(request_ids))
             return [] if first else [(await self.abort_request(name))["request_id"] for name in request_ids]
 
-    server = Late()
-    client = one_server(server)
-    task = start(client, "x", 0)
-    await server.holds(1)
+    client, task = await one_asked(Late())
     client.cancel("x")
     assert await client.drained(600) == 0
     with pytest.raises(Cancelled):

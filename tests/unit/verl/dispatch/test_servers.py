@@ -34,12 +34,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(messages, "PAUSE_S", 0.0)
 
 
-async def test_sglang_ends_a_request_on_its_own_loop() -> None:
-    manager = TokenizerManager(asyncio.get_running_loop())
+async def test_sglang_ends_a_request_on_its_own_loop_and_one_without_a_request_has_nothing_to_end() -> None:
+    manager, idle = TokenizerManager(asyncio.get_running_loop()), TokenizerManager(None)
     manager.rid_to_state = {"a": None, "b": None}
-    await asyncio.to_thread(abort_in_sglang, SimpleNamespace(tokenizer_manager=manager), ["a"])
+    for one in (manager, idle):
+        await asyncio.to_thread(abort_in_sglang, SimpleNamespace(tokenizer_manager=one), ["a"])
     await asyncio.sleep(0.01)
     assert manager.ended == [("a", threading.current_thread())]
+    assert idle.ended == []
 
 
 async def test_an_abort_waits_for_a_request_that_sglang_does_not_know_yet() -> None:
@@ -51,9 +53,3 @@ async def test_an_abort_waits_for_a_request_that_sglang_does_not_know_yet() -> N
     for _ in range(messages.TRIES):
         await asyncio.sleep(0)
     assert [rid for rid, _ in manager.ended] == ["late"]
-
-
-def test_an_sglang_that_never_had_a_request_has_nothing_to_end() -> None:
-    manager = TokenizerManager(None)
-    abort_in_sglang(SimpleNamespace(tokenizer_manager=manager), ["a"])
-    assert manager.ended == []

@@ -24,14 +24,6 @@ def chosen(change: Callable[[Any], None]) -> bool:
     return asyncio.run(main())
 
 
-def unset(worker: Any) -> None:
-    worker.reward_loop_worker_handles = None
-
-
-def traced(worker: Any) -> None:
-    object.__setattr__(worker.rollout_config, "trace", {"backend": "weave"})
-
-
 def on_vllm(**keys: Any) -> Callable[[Any], None]:
     def change(worker: Any) -> None:
         worker.rollout_config = RolloutConfig(**{**ROLLOUT, "name": "vllm"}, **keys)
@@ -39,48 +31,31 @@ def on_vllm(**keys: Any) -> Callable[[Any], None]:
     return change
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        (lambda worker: None, True),
-        (lambda worker: setattr(worker, "processor", object()), False),
-        (lambda worker: setattr(worker, "distillation_enabled", True), False),
-        (lambda worker: worker.config.reward.reward_model.update(enable=True), False),
-        (unset, False),
-        (lambda worker: worker.config.merge_with({"algorithm": {"filter_groups": {"on_full": "partial"}}}), False),
-        (lambda worker: worker.config.merge_with({"trainer": {"v1": {"trainer_mode": "goldilocks_async"}}}), False),
-        (traced, False),
-        (on_vllm(), True),
-        (on_vllm(full_determinism=True), False),
-        (on_vllm(enable_rollout_routing_replay=True), False),
-    ],
-    ids=[
-        "text",
-        "pictures",
-        "teacher",
-        "reward model",
-        "rewards later",
-        "partial",
-        "async",
-        "traced",
-        "vllm",
-        "ordered",
-        "routed",
-    ],
-)
-def test_what_takes_part_in_a_rollout_decides(
-    change: Callable[[Any], None], expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+MADE = {"text": lambda worker: None, "vllm": on_vllm()}
+LEFT = {
+    "pictures": lambda worker: setattr(worker, "processor", object()),
+    "teacher": lambda worker: setattr(worker, "distillation_enabled", True),
+    "reward model": lambda worker: worker.config.reward.reward_model.update(enable=True),
+    "rewards later": lambda worker: setattr(worker, "reward_loop_worker_handles", None),
+    "partial": lambda worker: worker.config.merge_with({"algorithm": {"filter_groups": {"on_full": "partial"}}}),
+    "async": lambda worker: worker.config.merge_with({"trainer": {"v1": {"trainer_mode": "goldilocks_async"}}}),
+    "traced": lambda worker: object.__setattr__(worker.rollout_config, "trace", {"backend": "weave"}),
+    "ordered": on_vllm(full_determinism=True),
+    "routed": on_vllm(enable_rollout_routing_replay=True),
+}
+
+
+@pytest.mark.parametrize("name", [*MADE, *LEFT])
+def test_what_takes_part_in_a_rollout_decides(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PATCHES_VARIABLE, "speed")
-    assert chosen(change) is expected
+    assert chosen((MADE | LEFT)[name]) is (name in MADE)
 
 
-def test_a_loop_that_a_user_registers_under_verls_name_is_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_that_a_user_registers_under_verls_name_is_theirs_and_without_patches_verls_own_is_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(PATCHES_VARIABLE, "none")
+    assert not chosen(lambda worker: None)
     monkeypatch.setenv(PATCHES_VARIABLE, "all")
     monkeypatch.setitem(agent_loop._agent_loop_registry, AGENT, {"_target_": "theirs.Loop"})
-    assert not chosen(lambda worker: None)
-
-
-def test_with_patches_switched_off_verl_makes_its_rollouts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(PATCHES_VARIABLE, "none")
     assert not chosen(lambda worker: None)

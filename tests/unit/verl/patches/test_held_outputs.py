@@ -127,14 +127,8 @@ def test_a_row_of_log_probs_is_as_wide_as_the_request_wants_it_beside_one_that_w
     queue, sent = held({"a": request()})
     for width in (1, 3, 2, 1):
         ids = np.arange(width)[None] + 5
-        queue.put(
-            (
-                0,
-                Step(
-                    [Output("a", [5], LogProbs(ids, -ids / 7, np.array([1])), "stop" if width == 1 and sent else None)]
-                ),
-            )
-        )
+        ended = "stop" if width == 1 and sent else None
+        queue.put((0, Step([Output("a", [5], LogProbs(ids, -ids / 7, np.array([1])), ended)])))
     last = outputs_of(sent, "a")[-1]
     assert last.new_logprobs is not None
     assert last.new_logprobs.tokens.tolist() == [[5], [5], [5]]

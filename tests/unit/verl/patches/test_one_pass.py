@@ -21,6 +21,7 @@ from verl.utils.metric import reduce_metrics
 from verl.workers.config import FSDPActorConfig
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.utils.losses import ppo_loss
+from verl.workers.utils.padding import response_from_nested
 from verl_world import nested
 
 from goldilocks.verl.patches import speed
@@ -116,15 +117,7 @@ def update(model, data, loss):
 def old_log_probs(model, data):
     """As the trainer computes them: a pass of its own."""
     output = Engine(model).forward_backward_batch(data, None, forward_only=True)
-    from verl.workers.utils.padding import response_from_nested
-
     return response_from_nested(output["model_output"]["log_probs"], data["response_mask"])
-
-
-def reference(model, config, **changes):
-    data = batch_of(**changes)
-    data["old_log_probs"] = old_log_probs(model, data)
-    return update(model, data, partial(ppo_loss, config))
 
 
 ENGINE = "verl.workers.engine.fsdp.transformer_impl.FSDPEngineWithLMHead"
@@ -182,8 +175,9 @@ LOSSES = [
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: "-".join(map(str, loss.values())))
 def test_rows_with_signal_in_one_pass_have_the_gradient_of_the_whole_batch_in_two(model, loss, request):
-    config = actor(**loss)
-    expected = reference(model, config)
+    config, data = actor(**loss), batch_of()
+    data["old_log_probs"] = old_log_probs(model, data)
+    expected = update(model, data, partial(ppo_loss, config))
     quick = request.getfixturevalue("quick")
     found = update(model, with_signal(batch_of()), partial(quick, config))
     assert expected[0].abs().max() > 1e-4
@@ -227,8 +221,6 @@ def test_log_probs_and_entropies_of_responses_are_those_of_the_whole_rows(model,
     expected = Engine(model).forward_backward_batch(data, None, forward_only=True)["model_output"]
     request.getfixturevalue("quick")
     found = Engine(model).forward_backward_batch(data, None, forward_only=True)["model_output"]
-    from verl.workers.utils.padding import response_from_nested
-
     for name in ("log_probs", "entropy"):
         one, other = (response_from_nested(side[name], data["response_mask"]) for side in (found, expected))
         torch.testing.assert_close(one.values(), other.values(), rtol=1e-4, atol=1e-5)

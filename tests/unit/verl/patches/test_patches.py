@@ -33,10 +33,12 @@ plugin.additions()
 NEEDED = {"process-group", "critic-attention", "trl-value-heads"}
 
 
-def test_few_are_for_speed_and_few_sources_are_relied_upon() -> None:
+def test_few_are_for_speed_few_sources_are_relied_upon_and_names_of_patches_and_kinds_do_not_clash() -> None:
     """Each is something that a release of verl can break: measure a new one (benchmarks/patches.py), end an old one."""
     assert sum(patch.kind is Kind.SPEED for patch in PATCHES) <= 7
     assert len({(patch.module, name) for patch in PATCHES for name in patch.written_for}) <= 40
+    names = [patch.name for patch in PATCHES]
+    assert len({*names, "none", "all", *(kind.value for kind in Kind)}) == len(names) + 2 + len(Kind)
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
@@ -45,11 +47,6 @@ def test_a_patch_says_what_it_is_worth_and_what_would_end_it(patch: Patch) -> No
     assert patch.written_for
     assert patch.without
     assert patch.needless_when
-
-
-def test_names_of_patches_and_kinds_do_not_clash() -> None:
-    names = [patch.name for patch in PATCHES]
-    assert len({*names, "none", "all", *(kind.value for kind in Kind)}) == len(names) + 2 + len(Kind)
 
 
 @pytest.mark.parametrize(

@@ -55,9 +55,12 @@ def test_where_verl_recomputes_nothing_there_is_no_difference_to_tell(queue: Que
     assert trained_against(queue) == before
 
 
-def test_with_nothing_stale_nothing_is_touched(queue: Queue) -> None:
+def test_with_nothing_stale_nothing_is_touched_and_the_update_needs_no_log_probs_at_all(queue: Queue) -> None:
     assert use_behaviour_log_probs(queue.batch(), 1, None) == {"train/stale_rows": 0}
     assert trained_against(queue) == [[NOW] * 3, [NOW] * 2, [NOW], [NOW] * 2, [0.0]]
+    del queue.rows["g2_0_0"]["old_log_probs"]
+    assert use_behaviour_log_probs(queue.batch(), 1, None, own=True) == {"train/stale_rows": 0}
+    assert "old_log_probs" not in queue.rows["g2_0_0"]
 
 
 def test_a_server_that_says_no_version_had_the_policy_of_its_step(queue: Queue) -> None:
@@ -113,9 +116,3 @@ def test_only_rows_of_an_older_policy_need_log_probs_of_the_engine(queue: Queue)
     metrics = use_behaviour_log_probs(batch, 3, DECOUPLED, own=True)
     assert repr(trained_against(queue)[:4]) == repr([[WRITTEN] * 3, [NAN] * 2, [-3.0], [NAN] * 2])
     assert metrics["train/stale_tokens"] == 4
-
-
-def test_with_nothing_stale_the_update_needs_no_log_probs_at_all(queue: Queue) -> None:
-    del queue.rows["g2_0_0"]["old_log_probs"]
-    assert use_behaviour_log_probs(queue.batch(), 1, None, own=True) == {"train/stale_rows": 0}
-    assert "old_log_probs" not in queue.rows["g2_0_0"]

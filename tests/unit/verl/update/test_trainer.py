@@ -63,12 +63,12 @@ class Trainer(CollectorTrainer, Verl):  # type: ignore[misc]
         self.queue, self.calls = queue, []
         self.settings = settings("batch_filter.enable=true", *overrides, batch=2)
         self.config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"temperature": 1.0}}, "trainer": {}})
-        self.one_pass, self.checkpoint_manager = OnePass(), self
+        self.one_pass, self.checkpoint_manager = SimpleNamespace(own_log_probs=False), self
         self.timing_raw, self.global_steps = {}, 1
         self.collector = self.settings.collector(source(40))
         self.rows = QueueRows(list)
         gate = build_gate(self.settings, "kl", lambda: 0.0, lambda: 0, self._prepare)
-        backend = Answers(self._answers)
+        backend = Rounds(self._answers)
         backend.refilling = self._refilling  # type: ignore[method-assign]
         self.driver = Driver(self.collector, backend, self.rows, gate)
 
@@ -86,18 +86,8 @@ class Trainer(CollectorTrainer, Verl):  # type: ignore[misc]
         return nullcontext()
 
 
-class OnePass:
-    own_log_probs = False
-
-
-class Answers(Rounds):
-    """Rounds, whose servers the trainer wakes."""
-
-
-def test_replacements_have_log_probs_before_they_are_judged_and_the_batch_is_full_of_what_passed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    trainer = Trainer(Queue(monkeypatch))
+def test_replacements_have_log_probs_before_they_are_judged_and_the_batch_is_full_of_what_passed(queue: Queue) -> None:
+    trainer = Trainer(queue)
     taken = batch_of(trainer.driver.take())
     assert [key.split("_")[0] for key in taken.keys[::4]] == ["g0", "g1"]
     final = trainer._compute_old_log_prob(trainer._balance_batch(taken, {}), {})
@@ -111,40 +101,38 @@ def test_replacements_have_log_probs_before_they_are_judged_and_the_batch_is_ful
     assert {key.split("_")[0] for key in trainer.queue.rows} <= trainer.collector.alive, "what was refused is freed"
 
 
-def test_rows_that_only_fill_a_batch_up_have_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = ("max_num_gen_batches=1", "on_exhausted=backfill", "enable=true", "metric=reward")
-    chosen = [f"algorithm.filter_groups.{key}" for key in limits]
-    trainer = Trainer(Queue(monkeypatch), "batch_filter.enable=false", *chosen)
+def filled_up(queue: Queue, *keys: str) -> tuple[set[str], dict[str, dict[str, torch.Tensor]]]:
+    """Take a batch that dropped groups fill up; return these, and the rows once they have advantages."""
+    keys = ("max_num_gen_batches=1", "on_exhausted=backfill", "enable=true", "metric=reward", *keys)
+    trainer = Trainer(queue, "batch_filter.enable=false", *(f"algorithm.filter_groups.{key}" for key in keys))
     trainer.config.algorithm = {"rollout_correction": None}
     batch = batch_of(trainer.driver.take())
-    assert trainer.collector.backfilled == {"g0"}
     for key in batch.keys:
-        trainer.queue.rows[key]["advantages"] = torch.ones(TOKENS)
+        queue.rows[key]["advantages"] = torch.ones(TOKENS)
     trainer._compute_advantage(batch, {})
-    masks = {key: trainer.queue.rows[key]["response_mask"].sum().item() for key in batch.keys}
-    assert masks == {key: 0 if key.startswith("g0") else TOKENS for key in batch.keys}
+    return trainer.collector.backfilled, {key: queue.rows[key] for key in batch.keys}
 
 
-def test_a_batch_that_only_fills_up_has_advantages_of_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_only_fill_a_batch_up_have_no_loss(queue: Queue) -> None:
+    backfilled, rows = filled_up(queue)
+    assert backfilled == {"g0"}
+    masks = {key: row["response_mask"].sum().item() for key, row in rows.items()}
+    assert masks == {key: 0 if key.startswith("g0") else TOKENS for key in rows}
+
+
+def test_a_batch_that_only_fills_up_has_advantages_of_zero(queue: Queue) -> None:
     """No token would be left if all were masked, and verl's losses divide by their number."""
-    limits = ("max_num_gen_batches=1", "on_exhausted=backfill", "enable=true", "metric=reward", "min_std=10")
-    trainer = Trainer(
-        Queue(monkeypatch), "batch_filter.enable=false", *(f"algorithm.filter_groups.{key}" for key in limits)
-    )
-    trainer.config.algorithm = {"rollout_correction": None}
-    batch = batch_of(trainer.driver.take())
-    assert {key.split("_")[0] for key in batch.keys} == trainer.collector.backfilled
-    for key in batch.keys:
-        trainer.queue.rows[key]["advantages"] = torch.ones(TOKENS)
-    trainer._compute_advantage(batch, {})
-    rows = [trainer.queue.rows[key] for key in batch.keys]
-    assert all(row["response_mask"].all() and not row["advantages"].any() for row in rows)
+    backfilled, rows = filled_up(queue, "min_std=10")
+    assert {key.split("_")[0] for key in rows} == backfilled
+    assert all(row["response_mask"].all() and not row["advantages"].any() for row in rows.values())
 
 
-def test_what_a_save_takes_in_is_in_the_metrics_of_its_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_a_save_takes_in_is_in_the_metrics_of_its_step(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """The answer of a rollout was whole when the batch was full; its reward came during the update."""
     partial = ("algorithm.filter_groups.on_full=partial", "data.gen_batch_size=3")
-    trainer = Trainer(Queue(monkeypatch), "batch_filter.enable=false", *partial)
+    trainer = Trainer(queue, "batch_filter.enable=false", *partial)
     rest: list[Event] = []
     answers, backend = trainer._answers, trainer.driver.backend
 

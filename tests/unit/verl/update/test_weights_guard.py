@@ -20,17 +20,15 @@ from goldilocks.verl.update.log_probs import ROWS, gap_of_rows, gap_of_waiting_r
 POLICY = 4
 
 
-def queue_of(monkeypatch: pytest.MonkeyPatch, *versions: int) -> Queue:
-    """Return rows by these versions; the trainer's log-probs are a tenth above those of a row's age, squared."""
-    queue = Queue(monkeypatch)
+def add_rows(queue: Queue, *versions: int) -> None:
+    """Add rows by these versions; the trainer's log-probs are a tenth above those of a row's age, squared."""
     for number, version in enumerate(versions):
         away = 0.1 + (POLICY - version) ** 2
         queue.add(f"g{number}_0_0", version, 2 + number, old_log_probs=-1.0, rollout_log_probs=-1.0 - away)
-    return queue
 
 
-def test_only_rows_of_the_newest_policy_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = queue_of(monkeypatch, POLICY, POLICY - 1, POLICY, POLICY - 2)
+def test_only_rows_of_the_newest_policy_count(queue: Queue) -> None:
+    add_rows(queue, POLICY, POLICY - 1, POLICY, POLICY - 2)
     paused = queue.tags["g3_0_0"]
     paused[VERSIONS] = [[POLICY - 2, 1], [POLICY, 4]]  # written by two policies, the last part by the newest
     queue.add("pad_0_0", POLICY, 1, old_log_probs=0.0, rollout_log_probs=-9.0)
@@ -38,10 +36,8 @@ def test_only_rows_of_the_newest_policy_count(monkeypatch: pytest.MonkeyPatch) -
     assert gap_of_rows(queue.batch(), POLICY, None) == pytest.approx(0.1)
 
 
-def test_where_no_row_is_fresh_the_tokens_count_that_the_newest_policy_wrote_of_paused_ones(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    queue = queue_of(monkeypatch, POLICY - 1, POLICY - 2)
+def test_where_no_row_is_fresh_the_tokens_count_that_the_newest_policy_wrote_of_paused_ones(queue: Queue) -> None:
+    add_rows(queue, POLICY - 1, POLICY - 2)
     queue.tags["g1_0_0"][VERSIONS] = [[POLICY - 2, 1], [POLICY, 1]]
     queue.rows["g1_0_0"]["response_mask"] = torch.tensor([1, 0, 1])  # a tool wrote the second token
     queue.rows["g1_0_0"]["rollout_log_probs"] = torch.tensor([-5.0, 0.0, -1.3])
@@ -65,11 +61,10 @@ class Trainer:
             row["old_log_probs"] = torch.full_like(row["rollout_log_probs"], -1.0)
 
 
-def waiting(monkeypatch: pytest.MonkeyPatch, *versions: int) -> Queue:
-    queue = queue_of(monkeypatch, *versions)
+def add_waiting(queue: Queue, *versions: int) -> None:
+    add_rows(queue, *versions)
     for row in queue.rows.values():
         del row["old_log_probs"]
-    return queue
 
 
 def gap(queue: Queue, multiple: int, trainer: Trainer) -> float | None:
@@ -77,10 +72,8 @@ def gap(queue: Queue, multiple: int, trainer: Trainer) -> float | None:
 
 
 @pytest.mark.parametrize(("ranks", "computed"), [(1, 3), (2, 2), (3, 3)])
-def test_the_gap_of_rows_that_wait_is_computed_on_copies_of_fresh_ones(
-    monkeypatch: pytest.MonkeyPatch, ranks: int, computed: int
-) -> None:
-    queue = waiting(monkeypatch, POLICY, POLICY - 1, POLICY, POLICY)
+def test_the_gap_of_rows_that_wait_is_computed_on_copies_of_fresh_ones(queue: Queue, ranks: int, computed: int) -> None:
+    add_waiting(queue, POLICY, POLICY - 1, POLICY, POLICY)
     before = {key: set(row) for key, row in queue.rows.items()}
     trainer = Trainer(queue)
     assert gap(queue, ranks, trainer) == pytest.approx(0.1)
@@ -90,10 +83,8 @@ def test_the_gap_of_rows_that_wait_is_computed_on_copies_of_fresh_ones(
 
 
 @pytest.mark.parametrize(("versions", "ranks"), [([POLICY - 1], 1), ([POLICY], 2), ([], 1)])
-def test_without_enough_fresh_rows_nothing_is_computed(
-    monkeypatch: pytest.MonkeyPatch, versions: list[int], ranks: int
-) -> None:
-    queue = waiting(monkeypatch, *versions)
+def test_without_enough_fresh_rows_nothing_is_computed(queue: Queue, versions: list[int], ranks: int) -> None:
+    add_waiting(queue, *versions)
     trainer = Trainer(queue)
     assert gap(queue, ranks, trainer) is None
     assert trainer.computed == 0
@@ -101,32 +92,32 @@ def test_without_enough_fresh_rows_nothing_is_computed(
 
 @pytest.mark.parametrize(("multiple", "computed"), [(1, ROWS), (ROWS - 1, ROWS - 1), (2 * ROWS, 2 * ROWS)])
 def test_of_many_rows_that_wait_some_are_computed_and_never_a_part_of_a_micro_batch(
-    monkeypatch: pytest.MonkeyPatch, multiple: int, computed: int
+    queue: Queue, multiple: int, computed: int
 ) -> None:
-    queue = waiting(monkeypatch, *[POLICY] * (3 * ROWS))
+    add_waiting(queue, *[POLICY] * (3 * ROWS))
     trainer = Trainer(queue)
     assert gap(queue, multiple, trainer) == pytest.approx(0.1)
     assert trainer.computed == computed
 
 
-def test_tokens_that_no_policy_wrote_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = queue_of(monkeypatch, POLICY)
+def test_tokens_that_no_policy_wrote_do_not_count(queue: Queue) -> None:
+    add_rows(queue, POLICY)
     row = queue.rows["g0_0_0"]
     row["response_mask"], row["rollout_log_probs"] = torch.tensor([1, 0]), torch.tensor([-1.2, 0.0])
     assert gap_of_rows(queue.batch(), POLICY, None) == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize("correction", [None, {"bypass_mode": True}])
-def test_without_log_probs_of_both_sides_there_is_no_gap(monkeypatch: pytest.MonkeyPatch, correction: Any) -> None:
-    queue = queue_of(monkeypatch, POLICY, POLICY)
+def test_without_log_probs_of_both_sides_there_is_no_gap(queue: Queue, correction: Any) -> None:
+    add_rows(queue, POLICY, POLICY)
     if correction is None:
         for row in queue.rows.values():
             del row["rollout_log_probs"]
     assert gap_of_rows(queue.batch(), POLICY, correction) is None
 
 
-def test_of_many_rows_some_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = queue_of(monkeypatch, *[POLICY] * (3 * ROWS))
+def test_of_many_rows_some_are_read(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_rows(queue, *[POLICY] * (3 * ROWS))
     asked: list[int] = []
     read = queue.kv_batch_get
 

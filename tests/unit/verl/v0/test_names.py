@@ -72,17 +72,12 @@ def test_switched_off_nothing_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(sys.meta_path) == len(before) + 1
 
 
-def test_a_command_line_of_verls_gets_our_trainer_and_the_cpu() -> None:
+def test_a_command_line_of_verls_gets_our_trainer_and_the_cpu_and_what_the_user_says_stands() -> None:
     assert overrides(["data.train_files=a"], cpu=True) == [DEVICE, MODE, "data.train_files=a"]
     assert overrides([], cpu=False) == [MODE]
-
-
-def test_what_the_user_says_stands() -> None:
     words = ["trainer.v1.trainer_mode=sync", "+device=cuda", "+adaptive_rollout.enable=False"]
-    assert overrides(words, "++adaptive_rollout.enable=True", cpu=True) == [
-        *words[:2],
-        "++adaptive_rollout.enable=False",
-    ]
+    given = [*words[:2], "++adaptive_rollout.enable=False"]
+    assert overrides(words, "++adaptive_rollout.enable=True", cpu=True) == given
 
 
 def test_our_sections_can_be_added_whether_or_not_they_are_there() -> None:

@@ -52,6 +52,7 @@ def test_the_guides_example_becomes_verls_config() -> None:
     assert settings.filter_groups.metric == "acc"
     assert settings.limits().max_num_gen_batches == 10
     assert settings.train_batch_size == 512
+    assert TrainerConfig().to_verl().data.train_batch_size == 1024, "one config does not change the next"
 
 
 def test_verls_own_classes_of_the_same_names_are_taken_too() -> None:
@@ -115,11 +116,6 @@ def test_any_other_key_of_verl_goes_by_its_dotted_name() -> None:
     assert config.actor_rollout_ref.actor.optim.lr == 3e-4
     assert config.adaptive_rollout.max_n == 16
     assert config.ray_kwargs.ray_init.num_cpus == 3
-
-
-def test_one_config_does_not_change_the_next() -> None:
-    assert TrainerConfig(data=DataConfig(train_batch_size=3)).to_verl().data.train_batch_size == 3
-    assert TrainerConfig().to_verl().data.train_batch_size == 1024
 
 
 @pytest.mark.parametrize(

@@ -110,20 +110,14 @@ def test_the_function_of_a_reward_manager_is_the_one_that_scores():
     assert partial(data_source="", solution_str="four", ground_truth="", extra_info={}) == 4.0
 
 
-def test_a_reward_manager_of_the_config_is_left_to_the_config():
+def test_a_reward_manager_of_the_config_or_no_function_at_all_is_left_to_the_config():
     verl_config = TrainerConfig(reward={"custom_reward_function": {"path": __file__, "name": "by_length"}}).to_verl()
     before = verl_config.copy()
     assert not route(verl_config, manager("naive", None), manager("naive", get_custom_reward_fn(verl_config)))
+    assert not route(verl_config, None, None)
     assert verl_config == before
 
 
 def test_a_reward_manager_that_the_config_does_not_name_is_refused():
     with pytest.raises(ValueError, match=r"reward_fn=Mine is not accepted: .* NaiveRewardManager; name yours there"):
         routed(type("Mine", (), {"run_single": None})())
-
-
-def test_no_reward_function_leaves_the_config_as_it_is():
-    verl_config = TrainerConfig().to_verl()
-    before = verl_config.copy()
-    assert not route(verl_config, None, None)
-    assert verl_config == before
