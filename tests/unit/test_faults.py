@@ -16,18 +16,16 @@ import pytest
 from goldilocks.runs.checkpoints import save_state
 from goldilocks.types import Account
 
-CLASSES = [account.value for account in Account]
-
 
 class History:
     """A run of two steps as it lies on disk: two groups of two rollouts each, the second of them carried for a step."""
 
-    def __init__(self, run: Path, classes: list[str], checkpoint: str = "global_step_") -> None:
+    def __init__(self, run: Path, checkpoint: str) -> None:
         self.run = run
         self.checkpoint = checkpoint  # what the folders of verl or of TRL are called
         self.trained = {1: ["g0"], 2: ["g1"]}
         self.kept: dict[int, list[str]] = {1: ["g1"], 2: []}
-        accounts = dict.fromkeys(classes, 0)
+        accounts = dict.fromkeys([account.value for account in Account], 0)
         self.accounts: dict[int, dict[str, int]] = {
             1: {**accounts, "trained": 2, "carried": 2, "generated": 4},
             2: {**accounts, "trained": 4, "generated": 4},
@@ -55,9 +53,9 @@ class History:
         return {"input": "1+1=", "output": "2", "gts": "2", "score": 1.0, "step": step, "uid": uid}
 
 
-@pytest.fixture
-def history(tmp_path: Path) -> History:
-    return History(tmp_path / "run", CLASSES)
+@pytest.fixture(params=["global_step_", "checkpoint-"], ids=["verl", "trl"])
+def history(tmp_path: Path, request: pytest.FixtureRequest) -> History:
+    return History(tmp_path / "run", request.param)
 
 
 def found(run: Path, killed_after: tuple[int, ...] = ()) -> dict[str, int]:
@@ -68,16 +66,8 @@ def test_a_whole_run_has_no_faults(history: History) -> None:
     assert found(history.write()) == {}
 
 
-def test_a_run_on_trl_is_checked_by_the_same_rules(tmp_path: Path) -> None:
-    history = History(tmp_path / "run", CLASSES, checkpoint="checkpoint-")
-    assert found(history.write()) == {}
-    again = History(tmp_path / "again", CLASSES, checkpoint="checkpoint-")
-    again.trained[2] = ["g2"]
-    assert found(again.write()) == {"kept groups lost": 1}
-
-
 def test_of_a_run_on_trl_the_last_whole_checkpoint_counts(tmp_path: Path) -> None:
-    run = History(tmp_path / "run", CLASSES, checkpoint="checkpoint-").write()
+    run = History(tmp_path / "run", checkpoint="checkpoint-").write()
     assert (faults.checkpointed(run), faults.is_saving(run)) == (0, True)
     (run / "checkpoints" / "checkpoint-1" / "trainer_state.json").write_text("{}")
     assert (faults.checkpointed(run), faults.is_saving(run)) == (1, True)

@@ -8,8 +8,6 @@ import gradient
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).parents[2]
-
 
 def test_the_gradient_of_fixed_groups_is_the_true_one_by_rloo_and_an_eighth_short_by_their_own_mean() -> None:
     for p in gradient.RATES:
@@ -47,7 +45,7 @@ def test_answers_drawn_from_a_bandit_have_the_expected_gradient() -> None:
 
 
 def test_the_page_has_the_figures_of_the_benchmark() -> None:
-    page = (ROOT / "docs/priors.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/priors.md").read_text()
     for name, estimator in gradient.ESTIMATORS.items():
         for rule, allocator in gradient.rules().items():
             found = [gradient.sizes(allocator, estimator, p)[0] for p in gradient.SHOWN]

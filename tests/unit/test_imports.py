@@ -72,7 +72,8 @@ def imported(module: str) -> set[str]:
     return set(shape.imported(statements()[module], statements().keys(), inside_functions=True))
 
 
-def test_every_module_imports_only_what_is_below_its_part() -> None:
+def test_the_parts_have_an_order_and_every_module_imports_only_what_is_below_its_part() -> None:
+    assert set(TopologicalSorter(BELOW).static_order()) >= {part_of(name) for name in statements() if part_of(name)}
     wrong = []
     for module in filter(part_of, statements()):
         part = part_of(module)
@@ -131,10 +132,6 @@ def test_every_folder_of_unit_tests_is_a_folder_of_the_package() -> None:
     assert [str(folder) for folder in sorted(folders) if not (package / folder).is_dir()] == []
 
 
-def test_the_parts_have_an_order() -> None:
-    assert set(TopologicalSorter(BELOW).static_order()) >= {part_of(name) for name in statements() if part_of(name)}
-
-
 def test_only_what_applies_or_lists_patches_imports_their_table() -> None:
     """Patches are a leaf: a part that they share with a trainer or a worker lives with the trainer or the worker."""
     patches = "goldilocks.verl.patches"  # the package itself is the table
@@ -157,12 +154,8 @@ def test_what_a_trainer_of_ours_is_made_of_does_not_import_verls_trainers() -> N
     assert [name for name, node in nodes if str(node.module).startswith("verl.trainer")] == []
 
 
-def test_no_module_imports_itself_back() -> None:
-    assert shape.circle(shape.working_tree()) == []
-
-
-def test_imports_are_absolute() -> None:
-    nodes = (
-        node for module in shape.working_tree() for node in ast.walk(module.tree) if isinstance(node, ast.ImportFrom)
-    )
+def test_no_module_imports_itself_back_and_imports_are_absolute() -> None:
+    tree = shape.working_tree()
+    assert shape.circle(tree) == []
+    nodes = [node for module in tree for node in ast.walk(module.tree) if isinstance(node, ast.ImportFrom)]
     assert all(node.level == 0 for node in nodes)

@@ -115,11 +115,6 @@ def test_make_train_installs_what_training_needs_and_make_test_the_rest() -> Non
     assert not names & {Requirement(line).name for extra in ("tasks", "docs") for line in extras[extra]}
 
 
-def locked() -> list[Requirement]:
-    lines = (ROOT / "requirements.lock").read_text().splitlines()
-    return [Requirement(line.partition("  #")[0]) for line in lines if line[:1].isalnum()]
-
-
 def wanted() -> list[Requirement]:
     """Return what the package, its extras, its tools and constraints.txt ask for, but for the package itself."""
     lines = [*PROJECT["project"]["dependencies"], *PROJECT["dependency-groups"]["tools"]]
@@ -134,7 +129,8 @@ def test_the_lock_has_one_version_that_fits_of_everything_asked_for(python: str,
     here = default_environment() | {"python_version": python, "python_full_version": f"{python}.0"}
     here |= {"platform_machine": machine, "sys_platform": "linux"}
     pins: dict[str, list[str]] = {}
-    for one in locked():
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    for one in (Requirement(line.partition("  #")[0]) for line in lines if line[:1].isalnum()):
         if one.marker is None or one.marker.evaluate(here):  # type: ignore[arg-type]
             pins.setdefault(canonicalize_name(one.name), []).append(str(one.specifier).removeprefix("=="))
     assert {name: versions for name, versions in pins.items() if len(versions) != 1} == {}

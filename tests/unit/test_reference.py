@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib.util
 import math
 import random
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import make_reference
 import pytest
 import torch
 from builders import fill, source
@@ -34,23 +33,14 @@ PACKAGE = Path(goldilocks.__file__).parent
 LOGGING = ("core", "filtering", "losses", "verl", "trl", "drive")
 
 
-def script() -> Any:
-    spec = importlib.util.spec_from_file_location("make_reference", ROOT / "scripts" / "make_reference.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_reference_is_fresh() -> None:
     stale = "docs/reference.md is stale: run make docs"
-    assert (ROOT / "docs" / "reference.md").read_text() == script().render(), stale
+    assert (ROOT / "docs" / "reference.md").read_text() == make_reference.render(), stale
 
 
 def test_the_page_of_patches_is_fresh() -> None:
     stale = "docs/patches.md is stale: run make docs"
-    assert (ROOT / "docs" / "patches.md").read_text() == script().render_patches(), stale
+    assert (ROOT / "docs" / "patches.md").read_text() == make_reference.render_patches(), stale
 
 
 def test_the_keys_of_verl_that_the_reference_names_exist(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +48,7 @@ def test_the_keys_of_verl_that_the_reference_names_exist(monkeypatch: pytest.Mon
 
     monkeypatch.setenv("GOLDILOCKS_TASK", "nowhere")
     config = compose_config(choose([], "cpu"))
-    named = re.findall(r"^\| `([\w.]+)` \|", script().VERL_KEYS, re.MULTILINE)
+    named = re.findall(r"^\| `([\w.]+)` \|", make_reference.VERL_KEYS, re.MULTILINE)
     missing = object()
     assert len(named) == 8
     assert [key for key in named if OmegaConf.select(config, key, default=missing) is missing] == []
@@ -66,7 +56,7 @@ def test_the_keys_of_verl_that_the_reference_names_exist(monkeypatch: pytest.Mon
 
 def test_a_key_without_a_comment_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"goldilocks\.novel has no comment"):
-        script().row("goldilocks.novel", "1", "")
+        make_reference.row("goldilocks.novel", "1", "")
 
 
 def test_whatever_a_collector_logs_is_documented_and_nothing_else_is() -> None:
@@ -123,11 +113,8 @@ def gspo_names() -> set[str]:
 
 @functools.cache
 def written_names() -> list[str]:
-    return list(keys_in_the_source())
-
-
-def keys_in_the_source() -> Iterator[str]:
     """Names that stand in the source as a metric's key: ``metrics["a/b"] = …`` and ``{"a/b": …}``."""
+    found: list[str] = []
     for package in LOGGING:
         for file in (PACKAGE / package).rglob("*.py"):
             for node in ast.walk(ast.parse(file.read_text())):
@@ -135,4 +122,5 @@ def keys_in_the_source() -> Iterator[str]:
                 if isinstance(node, ast.Assign):
                     keys += [target.slice for target in node.targets if isinstance(target, ast.Subscript)]
                 values = [key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
-                yield from (value for value in values if re.fullmatch(r"[a-z_]+(/[a-z0-9_]+)+", value))
+                found += [value for value in values if re.fullmatch(r"[a-z_]+(/[a-z0-9_]+)+", value)]
+    return found

@@ -20,13 +20,10 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_folder_has_its_files_lines_and_function_lengths(tree: Path) -> None:
+def test_a_folder_has_its_files_lines_and_function_lengths_and_a_module_with_one_importer_is_named(tree: Path) -> None:
+    assert shape.with_one_importer(shape.working_tree(tree)) == ["pack.longer"]
     found = shape.by_folder(shape.working_tree(tree))
     assert found["pack"] == found["all"] == shape.Shape(files=3, lines=50, median=3, longest=4, small=2)
-
-
-def test_a_module_with_one_importer_is_named(tree: Path) -> None:
-    assert shape.with_one_importer(shape.working_tree(tree)) == ["pack.longer"]
 
 
 def test_a_circle_is_found_unless_a_function_closes_it(tree: Path) -> None:

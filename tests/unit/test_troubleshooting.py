@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,17 +22,14 @@ HEADINGS = [
 @functools.cache
 def texts() -> str:
     """Every string of the code, with … where a value is put in."""
-    return "\n".join(strings()).replace("%s", "…").replace("%d", "…")
-
-
-def strings() -> Iterator[str]:
-    for module in shape.working_tree():
-        for node in ast.walk(module.tree):
-            if isinstance(node, ast.JoinedStr):
-                parts = (part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
-                yield "".join(map(str, parts))
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield node.value
+    found: list[str] = []
+    for node in (node for module in shape.working_tree() for node in ast.walk(module.tree)):
+        if isinstance(node, ast.JoinedStr):
+            parts = (part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+            found.append("".join(map(str, parts)))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.append(node.value)
+    return "\n".join(found).replace("%s", "…").replace("%d", "…")
 
 
 @pytest.mark.parametrize("heading", HEADINGS)
