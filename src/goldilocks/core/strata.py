@@ -23,6 +23,7 @@ from goldilocks.hashing import content_key
 SMALLEST = 4  # prompts of a stratum
 DISTINCT = 32  # different numbers of a column that are strata each; more are divided by quantiles
 QUANTILES = (8, 32)
+NEAR = 4  # parts that fewer numbers are divided into too, where one has two or more of them: neighbours resemble
 COMMON = 0.02  # least share of the prompts that have a word of the frame
 SAMPLE = 20_000  # prompts, spread evenly, that say which words are common and which are rare
 BITS, MANY = 21, 2**21 - 1  # of a count
@@ -72,7 +73,7 @@ def division(labels: np.ndarray) -> Division:
 
 
 def column_labels(values: Sequence[object]) -> list[np.ndarray]:
-    """Return the labels of a column: its values, or the quantiles of many different numbers."""
+    """Return the labels of a column: its values, or the quantiles of many different numbers, or both."""
     try:
         numbers = np.array([float(value) for value in values])  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -80,9 +81,10 @@ def column_labels(values: Sequence[object]) -> list[np.ndarray]:
     if not np.isfinite(numbers).all():
         known = {value: content_key(str(value)) for value in set(map(str, values))}
         return [np.fromiter((known[str(value)] for value in values), dtype=np.uint64, count=len(values))]
-    if len(np.unique(numbers)) <= DISTINCT:
-        return [numbers.view(np.uint64)]
-    return [_quantiles(numbers, parts) for parts in QUANTILES]
+    distinct = len(np.unique(numbers))
+    if distinct > DISTINCT:
+        return [_quantiles(numbers, parts) for parts in QUANTILES]
+    return [numbers.view(np.uint64), *([_quantiles(numbers, NEAR)] if distinct > 2 * NEAR else [])]
 
 
 def _quantiles(numbers: np.ndarray, parts: int) -> np.ndarray:

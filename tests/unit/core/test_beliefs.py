@@ -295,6 +295,9 @@ def test_strata_are_found_by_key_in_data_of_another_order() -> None:
     moved = Beliefs(KEYS[other], divisions=[Division(FIVE[other], by(FIVE)[0].keys)])
     moved.load_state_dict(beliefs.state_dict())
     assert_allclose(moved.pass_rate(EVERY), beliefs.pass_rate(other), rtol=1e-6)
+    same = Beliefs(KEYS, divisions=by(FIVE))
+    same.load_state_dict(beliefs.state_dict())
+    np.testing.assert_equal(same.state_dict(), beliefs.state_dict())
 
 
 @pytest.mark.parametrize("strata", [0, 2])

@@ -47,6 +47,14 @@ def test_many_different_numbers_are_divided_by_their_order():
     assert sorted(neighbours) == [7, 31], "a stratum is a stretch of numbers"
 
 
+def test_neighbours_of_nine_numbers_or_more_are_alike_too():
+    levels = [level for level in range(12) for _ in range(8)]
+    one, near = strata(ListSource(range(96), columns={"level": levels}), "level")
+    assert len(np.unique(one)) == 12
+    assert [near[8 * level] for level in range(12)] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert len(strata(ListSource(range(64), columns={"level": levels[:64]}), "level")) == 1
+
+
 def test_values_of_a_few_prompts_stay_together():
     source = ListSource(range(20), columns={"name": ["common"] * 10 + [f"name {number}" for number in range(10)]})
     assert sizes(strata(source, "name")) == [2]
