@@ -116,7 +116,6 @@ class Rounds(Unpaused):
         self._requests += requests
 
     def events(self, within: float | None = None) -> Iterator[Event]:
-        """Generate everything submitted."""
         requests, self._requests = self._requests, []
         if requests:
             yield from self._generate(requests)

@@ -38,7 +38,6 @@ class GraphDecoder(Decoder):
         torch.cuda.empty_cache()  # weights that were laid side by side left their old places
 
     def release(self) -> None:
-        """Give back the cache and the graphs, which hold its addresses."""
         self._graphs.clear()
         self._pool = torch.cuda.graph_pool_handle()  # the old one died with the last graph that used it
         super().release()

@@ -206,7 +206,6 @@ def compare_nodes(reports: Sequence[Mapping[str, Any]], files: Mapping[str, str]
 
 
 def _ask_nodes(ray_init: dict[str, Any], files: dict[str, str], env: dict[str, str]) -> list[dict[str, Any]] | Finding:
-    """Return the report of each node of that Ray, or what is wrong with Ray."""
     env = {**platform_env(find_device()), **env}
     reports, wrong = ask_ray({"ray_init": ray_init, "files": files}, RAY_WITHIN_S, env)
     if wrong:

@@ -311,7 +311,6 @@ def check(config: DictConfig) -> None:
 
 
 def _checkpoint(config: DictConfig) -> Path | None:
-    """Return the checkpoint to go on from, by ``trainer.resume_mode``."""
     trainer = config.trainer
     if trainer.resume_mode == "resume_path":
         return Path(trainer.resume_from_path)

@@ -124,7 +124,6 @@ class Sums(LevelTask):
     key = staticmethod(sum_key)
 
     def grade(self, answer: str, truth: str, extra: Mapping[str, Any]) -> Score:
-        """Return whether the last number of an answer is the truth."""
         number = last_number(answer)
         return graded(number is not None and number == float(truth))
 
@@ -174,5 +173,4 @@ class Calculator(LevelTask):
     key = staticmethod(split_key)
 
     def grade(self, answer: str, truth: str, extra: Mapping[str, Any]) -> Score:
-        """Return whether the last line of the conversation is the truth."""
         return graded(answer.strip().rpartition("\n")[2].strip() == truth)

@@ -95,7 +95,6 @@ def download(name: str, source: Path | None = None, out: Path | None = None) -> 
 
 
 def _from_hub(repository: str, folder: Path, told: Told) -> bool:
-    """Make the folder from the hub; return False where the hub does not answer."""
     from huggingface_hub import HfApi, constants, snapshot_download
 
     def fill(out: Path) -> None:

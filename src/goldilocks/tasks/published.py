@@ -84,7 +84,6 @@ class Gsm8k(Published):
         self._half = lessons
 
     def rows(self, split: Split) -> list[dict[str, Any]]:
-        """Return the rows of a split; with no source those of the hub."""
         if self.source is not None:
             return super().rows(split)
         from datasets import load_dataset
@@ -140,7 +139,6 @@ class Math(Published):
         return found[:size]
 
     def _problem(self, row: Mapping[str, Any]) -> Problem:
-        """Return a problem from a row of any of the published forms: level and subject have several names."""
         answer = row.get("answer")
         truth = str(answer) if answer not in (None, "") else boxed_answer(str(row.get("solution", ""))) or ""
         level = re.sub(r"\D", "", f"{row.get('level', row.get('difficulty', ''))}".removesuffix(".0")) or "0"

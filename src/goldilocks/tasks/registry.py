@@ -240,7 +240,6 @@ def _task(args: argparse.Namespace) -> Task:
 
 
 def _summary(problems: list[Problem], split: Split, asked: int) -> str:
-    """Return how many problems there are, in all and of the first eight difficulties."""
     by_difficulty = Counter(problem.difficulty for problem in problems)
     counts = ", ".join(f"{count} of difficulty {level:g}" for level, count in sorted(by_difficulty.items())[:8])
     fewer = f" (asked for {asked}: there are no more)" if len(problems) < asked else ""

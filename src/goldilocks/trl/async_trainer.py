@@ -81,7 +81,6 @@ class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: i
             self._collect(sections, Path(run_dir or self.args.output_dir))
 
     def _collect(self, sections: Sections, run_dir: Path) -> None:
-        """Put the collector in the place of TRL's queue."""
         sizes = _sizes(self.args, self.accelerator.num_processes)
         sections = _asynchronous(sections, self.args)
         settings = Settings.from_config(sections.config(sizes))

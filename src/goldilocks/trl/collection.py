@@ -129,7 +129,6 @@ class Collection:
             yield Rollout(request.uid, number, score, row.tokens, metrics, truncated=row.truncated, tool_tokens=said)
 
     def _generate_round(self, decided: Round) -> list[CompletionRow]:
-        """Generate this process's share of a round; return the rows of all processes."""
         self._together = True
         requests = decided.requests
         indices = [request.prompt.index for request, _, _ in places(requests)]

@@ -114,7 +114,6 @@ class WholeCheckpoints(Base):  # type: ignore[misc]
             super()._issue_warnings_after_load(load_result)
 
     def _save_collected(self, folder: Path) -> None:
-        """Write the collector's state into the folder of a checkpoint, on every process."""
         raise NotImplementedError
 
     def _load_collected(self, folder: Path) -> None:

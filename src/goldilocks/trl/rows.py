@@ -275,7 +275,6 @@ def join_images(rows: Sequence[Mapping[str, Tensor]], prompt: int, completion: i
 
 
 def _together(parts: Sequence[Tensor]) -> Tensor:
-    """Concatenate along the first dimension; pad the others to the largest."""
     shape = [max(sizes) for sizes in zip(*(part.shape[1:] for part in parts), strict=True)]
     widened = []
     for part in parts:

@@ -120,7 +120,6 @@ class CollectedTrainer(on_disk.WholeCheckpoints):
             self.add_callback(self._weights_guard)
 
     def _collect(self, sections: Sections, run_dir: Path) -> None:
-        """Put the collector in the place of TRL's batches."""
         settings = sections.settings(self.args)
         self._check_older_rows(settings)
         self._validate_by = settings.policies.validate_by
@@ -283,14 +282,12 @@ class CollectedTrainer(on_disk.WholeCheckpoints):
     # -- what depends on the algorithm ---------------------------------------------------------------------------------
 
     def _rewards(self) -> Rewards:
-        """Return how rewards become a score and an advantage."""
         raise NotImplementedError
 
     # -- log-probs -----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def _log_probs(self, rows: list[CompletionRow]) -> list[Tensor]:
-        """Return the log-probs of each row's completion under the policy of now."""
         columns = self._on_device(trl_rows.join_rows(rows, self._text_tokenizer.pad_token_id, None))
         seen = {name: value for name, value in columns.items() if name in trl_rows.IMAGES}
         ids = torch.cat([columns["prompt_ids"], columns["completion_ids"]], 1)

@@ -201,7 +201,6 @@ def _mixed(arms: Sequence[Result]) -> dict[str, dict[str, list[str]]]:
 
 
 def _over_arms(levels: Sequence[Levels]) -> dict[str, dict[str, Interval]]:
-    """Return the mean over arms for each column and value that all of them have."""
     return {
         column: {
             value: Interval.of([one[column][value] for one in levels])

@@ -118,7 +118,6 @@ def by_column(runs: Sequence[Run]) -> Section:
 
 
 def _over_time(number: int, name: str, title: str, column: str, cells: Mapping[str, Series]) -> Plot:
-    """Return a heat map: a row for each value, a cell for each validation."""
     rows: list[Point] = [
         {"from": step, "to": end, "row": value, "share": draw.rounded(series[step])}
         for value, series in cells.items()

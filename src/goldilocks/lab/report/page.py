@@ -239,7 +239,6 @@ def _trained_share(run: Run) -> float | None:
 
 
 def _informative(run: Run) -> float | None:
-    """Return the mean over steps, weighted by the rollouts generated."""
     rates, made = run.history.series(INFORMATIVE), run.history.series(GENERATED)
     weight = sum(made.get(step, 0.0) for step in rates)
     return sum(rate * made.get(step, 0.0) for step, rate in rates.items()) / weight if weight else None

@@ -112,7 +112,6 @@ def _history(file: Path, missing: list[str]) -> History:
 
 
 def _earlier(file: Path) -> list[Path]:
-    """Return the metrics files of earlier starts, the oldest first."""
     found = {path.suffixes[0][1:]: path for path in file.parent.glob(f"{file.stem}.*{file.suffix}")}
     return [found[number] for number in sorted(filter(str.isdecimal, found), key=int)]
 

@@ -140,7 +140,6 @@ class SimulatedEngine(Backend):
         """Do nothing: a cancelled rollout stops at once."""
 
     def pause(self) -> list[Paused]:
-        """Return what every rollout in flight has written so far."""
         flights = ((uid, index, flight) for uid, group in self._flights.items() for index, flight in group.items())
         return [Paused(uid, index, self._written(flight)) for uid, index, flight in flights]
 
@@ -173,7 +172,6 @@ class SimulatedEngine(Backend):
 
 
 def _uniforms(name: str) -> tuple[float, ...]:
-    """Return five numbers in (0, 1) that are a function of the name."""
     words = _FIVE_WORDS.unpack(blake2b(name.encode(), digest_size=_FIVE_WORDS.size).digest())
     return tuple([((word >> 12) + 0.5) * _UNIT for word in words])
 

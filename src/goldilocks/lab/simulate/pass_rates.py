@@ -222,7 +222,6 @@ def _lengths(row: Record) -> list[float]:
 
 
 def _length(row: Record) -> float:
-    """Return the tokens of an answer, or their mean: from a column, estimated from the text, or the default."""
     column = records.first_column(LENGTH_COLUMNS, row)
     if column:
         tokens = records.number(row, column)

@@ -24,6 +24,7 @@ PATCHES: tuple[Patch, ...] = (
     trainers.FAILURES_HEARD,
     vllm.HELD_OUTPUTS,
     vllm.WEIGHTS_WATCHED,
+    vllm.WEIGHTS_APART,
     trainers.GSPO_METRICS,
     vllm.LARGEST_LOG_PROB,
     trainers.V0_TRAINER,

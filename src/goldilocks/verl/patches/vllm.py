@@ -212,6 +212,17 @@ def sender_that_looks(original: Any) -> Any:
     return replica.sender_that_looks(original, _receiving.get)
 
 
+def own_socket(original: Function) -> Function:
+    """Name the socket by this Ray too: each Ray counts jobs from one, and verl's name has only the job's number."""
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self.zmq_handle += f".{os.environ.get('RAY_RAYLET_PID', '')}"  # of Ray on this node, for all its processes
+
+    return __init__
+
+
 HELD_OUTPUTS = Patch(
     name="held-outputs",
     kind=Kind.SPEED,
@@ -260,13 +271,23 @@ WEIGHTS_WATCHED = Patch(
     kind=Kind.REPORTS,
     module="verl.workers.rollout.vllm_rollout.vllm_rollout",
     replaced={"ServerAdapter._execute_method": note_receiving, "BucketedWeightSender": sender_that_looks},
-    written_for={
-        "ServerAdapter._execute_method": "f58c74367fbad112",
-        "ServerAdapter.update_weights": ("db65d1f4e062c819", "14a4e8e84fda1eef"),
-    },
+    written_for={"ServerAdapter._execute_method": "f58c74367fbad112"},
     reason="where vLLM fails to load weights, their sender waits for ever; the failure ends the run with its reason",
     changes="nothing that is computed",
     without="a run on vLLM that cannot load its weights hangs without a word",
     needless_when="verl's sender of weights has a time limit, or watches the receiver",
+    needs="vllm",
+)
+
+WEIGHTS_APART = Patch(
+    name="weights-apart",
+    kind=Kind.RESULTS,
+    module="verl.workers.rollout.vllm_rollout.bucketed_weight_transfer",
+    replaced={"BucketedWeightSender.__init__": own_socket, "BucketedWeightReceiver.__init__": own_socket},
+    written_for={"BucketedWeightReceiver._init_socket": "63f7edee883b1597"},
+    reason="the socket for weights has one name in all runs of a machine whose Rays are their own",
+    changes="the name of a file below /tmp",
+    without="of two runs on vLLM on one machine one waits for ever for its weights, or is given the other's",
+    needless_when="verl's name of that socket has something that two Rays do not share",
     needs="vllm",
 )

@@ -87,6 +87,19 @@ def test_weights_arrive_by_the_sender_that_looks(tmp_path: Path, monkeypatch: py
     assert all(torch.equal(arrived[name], weight) for name, weight in weights.items())
 
 
+def test_runs_with_a_ray_of_their_own_have_sockets_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, handles = replica._verl_transfer(), []
+    for end in (module.BucketedWeightSender, module.BucketedWeightReceiver):
+        monkeypatch.setattr(end, "__init__", vllm.own_socket(end.__init__))
+    for ray in ("17", "18"):
+        monkeypatch.setenv("RAY_RAYLET_PID", ray)
+        sender = vllm.sender_that_looks(module.BucketedWeightSender)(zmq_handle="ipc:///tmp/job-1.sock")
+        receiver = module.BucketedWeightReceiver(zmq_handle="ipc:///tmp/job-1.sock", device=torch.device("cpu"))
+        assert sender.zmq_handle == receiver.zmq_handle
+        handles.append(sender.zmq_handle)
+    assert handles[0] != handles[1]
+
+
 async def test_the_call_that_receives_weights_is_noted_for_their_sender() -> None:
     async def execute(_adapter: Any, method: str, **_options: Any) -> str:
         return f"reference of {method}"
