@@ -110,7 +110,8 @@ class Settings:
         parts: list[Callable[[], object]] = [self.limits, self.surplus, self.selector, self.allocator, self.filter]
         for part in (*parts, self.budget, self.strata, self.rewards):
             part()  # each checks its own keys
-        compares = self.filter_groups.enable or "variance" in (self.policies.filter, *(self.policies.filter or ()))
+        named = self.policies.filter
+        compares = self.filter_groups.enable or "variance" in ([named] if isinstance(named, str) else named or ())
         n, own = self.allocator().size()[1], "n" in self.policies.allocator_kwargs
         key = "goldilocks.allocator_kwargs.n" if own else "actor_rollout_ref.rollout.n"
         require(n > 1 or not compares, key, n, "2 or more: a group is kept if its rewards differ")

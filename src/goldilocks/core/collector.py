@@ -63,7 +63,7 @@ from goldilocks.types import (
     mean_and_std,
 )
 
-STATE_LAYOUT = 8  # raised when ``state_dict`` changes its meaning
+STATE_LAYOUT = 9  # raised when ``state_dict`` changes its meaning
 
 # The attributes that are saved, but for the statistics: each has ``state_dict`` and ``load_state_dict``.
 _POLICIES = ("selector", "allocator", "filter")

@@ -111,7 +111,7 @@ class OpenGroup:
         return None
 
     def view(self) -> Group:
-        """Return the group as policies see it while it is open. Its list of rollouts grows: it is not made for each."""
+        """Return the group as policies see it while it is open: made once, as its list of rollouts grows under it."""
         if self._view is None:
             self._view = Group(self.uid, self.prompt, self.rollouts, self.planned, self.version)
         return self._view
@@ -123,10 +123,9 @@ class OpenGroup:
         return group
 
     def pack(self) -> dict[str, Any]:
-        plain = ("uid", "planned", "version", "learnt", "settled", "asks", "lost")
+        plain = ("uid", "planned", "version", "visit", "learnt", "settled", "asks", "lost")
         return {
             **{name: getattr(self, name) for name in plain},
-            "number": self.visit,
             "key": self.prompt.key,
             "index": self.prompt.index,
             "rollouts": [pack_rollout(rollout) for rollout in self.rollouts],
@@ -138,13 +137,12 @@ class OpenGroup:
 
     @classmethod
     def unpack(cls, packed: dict[str, Any], find: FindPrompt) -> OpenGroup:
-        uid, own = packed["uid"], ("key", "index", "number")
-        given = {name: value for name, value in packed.items() if name not in own}
+        uid, given = packed["uid"], {name: value for name, value in packed.items() if name not in ("key", "index")}
         given["rollouts"] = [unpack_rollout(uid, one) for one in packed["rollouts"]]
         given["ahead"] = {index: one and unpack_rollout(uid, one) for index, one in packed["ahead"]}
         given["in_flight"], given["unsent"] = set(packed["in_flight"]), list(packed["unsent"])
         given["tries"] = dict(packed["tries"])
-        return cls(prompt=find(packed), visit=packed["number"], **given)
+        return cls(prompt=find(packed), **given)
 
 
 def group_name(number: int) -> str:
@@ -284,7 +282,7 @@ class OpenGroups:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "visits": [group.pack() for group in self],
+            "groups": [group.pack() for group in self],
             "growing": list(self._growing),
             "opening": list(self._opening),
             "again": [[uid, list(indices)] for uid, indices in self._again.items()],
@@ -292,7 +290,7 @@ class OpenGroups:
         }
 
     def load_state_dict(self, state: dict[str, Any], find: FindPrompt) -> None:
-        groups = [OpenGroup.unpack(packed, find) for packed in state["visits"]]
+        groups = [OpenGroup.unpack(packed, find) for packed in state["groups"]]
         self._groups = {group.uid: group for group in groups}
         self._growing, self._opening = dict.fromkeys(state["growing"]), dict.fromkeys(state["opening"])
         self._asked = sum(min(group.asked, self._whole) for group in groups)
@@ -448,12 +446,12 @@ class JudgedGroups:
         return {
             "kept": [pack_group(group) for group in self._kept.values()],
             "in_hand": [(pack_group(group), str(account)) for group, account in self._in_hand.values()],
-            "dropped": [(pack_group(group), str(account)) for group, account in self._spare.values()],
+            "spare": [(pack_group(group), str(account)) for group, account in self._spare.values()],
         }
 
     def load_state_dict(self, state: dict[str, Any], find: FindPrompt) -> None:
         self._kept = {packed["uid"]: unpack_group(packed, find) for packed in state["kept"]}
-        for name, groups in (("in_hand", self._in_hand), ("dropped", self._spare)):
+        for name, groups in (("in_hand", self._in_hand), ("spare", self._spare)):
             groups.clear()
             for packed, account in state[name]:
                 with contextlib.suppress(ValueError):  # these are trained or dropped: their prompts may leave the data

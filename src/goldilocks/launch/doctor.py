@@ -217,4 +217,5 @@ def _ask_nodes(ray_init: dict[str, Any], files: dict[str, str], env: dict[str, s
 
 
 def _existing(path: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
     return next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())

@@ -246,6 +246,7 @@ def _yaml(config: DictConfig) -> str:
 
 
 def _records(tail: Tail, progress: Progress) -> bool:
+    """Add new records to the progress; return whether there were any."""
     records = list(tail.new())
     for record in records:
         progress.add(record)

@@ -138,7 +138,7 @@ def test_a_batch_is_taken_when_it_is_ready_and_once() -> None:
 def test_a_saved_state_of_another_layout_is_refused() -> None:
     state = collector().state_dict()
     state["layout"] -= 1
-    with pytest.raises(ValueError, match="layout=7 is not accepted: a state saved in layout 8; start the run anew"):
+    with pytest.raises(ValueError, match="layout=8 is not accepted: a state saved in layout 9; start the run anew"):
         collector().load_state_dict(state)
 
 
