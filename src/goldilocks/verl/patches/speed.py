@@ -67,22 +67,17 @@ def logprobs_by_blocks(original: Function) -> Function:
     def logprobs_from_logits_v2(logits: Any, labels: Any) -> Any:
         import torch
 
-        vocabulary = logits.shape[-1]
+        vocabulary, exact = logits.shape[-1], logits.dtype in (torch.float32, torch.float64)
         rows, picks = logits.reshape(-1, vocabulary), labels.reshape(-1, 1)
         size = max(1, LOGITS_PER_BLOCK // vocabulary)
-        blocks = zip(rows.split(size), picks.split(size), strict=True)
-        return torch.cat([_logprobs(block, pick) for block, pick in blocks]).view(labels.shape)
+        found = []
+        for block, pick in zip(rows.split(size), picks.split(size), strict=True):
+            # verl's two formulas: in half precision logsumexp is not accurate enough
+            scores = (block if exact else block.log_softmax(-1)).gather(-1, pick).squeeze(-1)
+            found.append(scores - block.logsumexp(-1) if exact else scores)
+        return torch.cat(found).view(labels.shape)
 
     return logprobs_from_logits_v2
-
-
-def _logprobs(rows: Any, picks: Any) -> Any:
-    """Compute log-probs by verl's two formulas: in half precision logsumexp is not accurate enough."""
-    import torch
-
-    if rows.dtype in (torch.float32, torch.float64):
-        return rows.gather(-1, picks).squeeze(-1) - rows.logsumexp(-1)
-    return rows.log_softmax(-1).gather(-1, picks).squeeze(-1)
 
 
 LOG_PROBS = Patch(
@@ -152,15 +147,11 @@ def _only_responses_count(engine: Any, micro_batch: Any) -> bool:
     from verl.utils import tensordict_utils as tu
 
     wanted_whole = ("use_fused_kernels", "calculate_sum_pi_squared", "distillation_use_topk", "distillation_only")
-    if not getattr(type(engine).prepare_model_outputs, "reads_a_window", False):
-        return False  # a critic, whose outputs are values
-    if tu.get_non_tensor_data(micro_batch, "use_remove_padding", True):
-        return False
-    if any(tu.get_non_tensor_data(micro_batch, key, False) for key in wanted_whole):
-        return False
-    if "responses" not in micro_batch or not micro_batch["responses"].is_nested:
-        return False  # verl's V0 trainer sends responses padded
-    if engine.engine_config.entropy_checkpointing:
+    reads = getattr(type(engine).prepare_model_outputs, "reads_a_window", False)  # a critic's outputs are values
+    padded = not tu.get_non_tensor_data(micro_batch, "use_remove_padding", True)
+    plain = not any(tu.get_non_tensor_data(micro_batch, key, False) for key in wanted_whole)
+    nested = "responses" in micro_batch and micro_batch["responses"].is_nested  # verl's V0 trainer sends them padded
+    if not (reads and padded and plain and nested) or engine.engine_config.entropy_checkpointing:
         return False
     return "logits_to_keep" in inspect.signature(engine.module.forward).parameters
 
@@ -291,12 +282,10 @@ def _is_padded(batch: Any, dp_group: Any, options: dict[str, Any]) -> bool:
     from torch import distributed
     from verl.utils import tensordict_utils as tu
 
-    if tu.get_non_tensor_data(batch, "use_remove_padding", True) or not batch["input_ids"].is_nested:
-        return False
-    if options.get("num_batches_divided_by") or options.get("min_num_micro_batch"):
-        return False
+    padded = not tu.get_non_tensor_data(batch, "use_remove_padding", True) and batch["input_ids"].is_nested
+    asked = options.get("num_batches_divided_by") or options.get("min_num_micro_batch")
     alone = not distributed.is_initialized() or dp_group is None or distributed.get_world_size(dp_group) == 1
-    return alone and options.get("force_group_size", 1) == 1
+    return padded and not asked and alone and options.get("force_group_size", 1) == 1
 
 
 def cut_by_length(lengths: Sequence[int], limit: int, start: int = START_TOKENS) -> list[list[int]]:
@@ -379,15 +368,8 @@ def _are_short_rows(values: Any) -> bool:
     first = values[0] if isinstance(values, list) and len(values) >= FEWEST else None
     if type(first) is not torch.Tensor:
         return False
-    dtype = first.dtype
-    return all(
-        type(row) is torch.Tensor
-        and row.dtype is dtype
-        and row.dim() == 1
-        and row.device.type == "cpu"
-        and row.nbytes <= LONGEST
-        for row in values
-    )
+    alike = all(type(row) is torch.Tensor and row.dtype is first.dtype and row.dim() == 1 for row in values)
+    return alike and all(row.device.type == "cpu" and row.nbytes <= LONGEST for row in values)
 
 
 def pack_rows(original: Function) -> Function:
