@@ -41,7 +41,7 @@ from goldilocks.types import Event, Failure, Group, Request, Rollout
 from goldilocks.verl.store import load_rows, save_rows
 from goldilocks.verl.update.gates import KLRewardGate
 
-MARK = "__pending__"
+MARK = "__pending__"  # a column that a placeholder has, and no batch of prompts
 TRAINED = "__trained__"  # of each row, whether it is trained: baselines come from all
 STALE = "__stale__"  # of each row, whether an older policy wrote it
 
@@ -184,11 +184,6 @@ def placeholder() -> dict[str, Any]:
     return {"dummy_tensor": torch.zeros(1, 1, dtype=torch.uint8), MARK: np.array([True], dtype=object)}
 
 
-def is_placeholder(batch: DataProto) -> bool:
-    """Return whether the batch is a placeholder and not a batch of validation prompts."""
-    return MARK in batch.non_tensor_batch
-
-
 class CollectingManager:
     """Fills a ``Pending`` batch and passes any other on to verl's manager."""
 
@@ -242,7 +237,11 @@ class ProtoRows(MemoryRows[ProtoRow]):
         rows = self.get(places)
         tensors = {name: torch.stack([row.tensors[name] for row in rows]) for name in rows[0].tensors}
         names = dict.fromkeys(name for row in rows for name in row.values)
-        values = {name: _column([row.values.get(name) for row in rows]) for name in names}
+        values = {}
+        for name in names:  # numbers as a numeric array and anything else as objects, as verl has them
+            column = [row.values.get(name) for row in rows]
+            numbers = all(isinstance(value, (bool, int, float, np.generic)) for value in column)
+            values[name] = np.array(column) if numbers else objects(column)
         values["uid"] = objects([uid for uid, _ in places])
         return DataProto.from_dict(tensors=tensors, non_tensors=values)
 
@@ -279,13 +278,6 @@ def pad_to(batch: DataProto, divisor: int) -> DataProto:
     values["uid"] = objects([*columns["uid"], *padded.uids[len(batch) :]])
     tensors = {name: padded.batch[name] for name in batch.batch.keys()}  # noqa: SIM118
     return DataProto.from_dict(tensors=tensors, non_tensors=values, meta_info=batch.meta_info)
-
-
-def _column(values: list[Any]) -> np.ndarray:
-    """Return numbers as a numeric array and anything else as objects, as verl has them."""
-    if all(isinstance(value, (bool, int, float, np.generic)) for value in values):
-        return np.array(values)
-    return objects(values)
 
 
 def objects(values: Sequence[Any]) -> np.ndarray:

@@ -20,11 +20,14 @@ from torch.utils.data import Subset
 from verl import DataProto
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.utils.dataset.rl_dataset import collate_fn as verl_collate_fn
+from verl.utils.fs import copy_to_local
+from verl.utils.model import get_generation_config
 
 from goldilocks.config.settings import Settings
 from goldilocks.drive.driver import Driver
 from goldilocks.drive.gate import Gate
 from goldilocks.engine.cpu import patches_env
+from goldilocks.engine.engine import end_ids
 from goldilocks.errors import require
 from goldilocks.losses.log_probs import behaviour_log_probs, gap_sums, is_bypassed, mean_gap
 from goldilocks.rewards.calls import guard_if_asked
@@ -35,6 +38,7 @@ from goldilocks.verl.checks import check_v0
 from goldilocks.verl.driven import Driven, UpdatesPerEpoch, changed
 from goldilocks.verl.update.log_probs import weights_guard
 from goldilocks.verl.v0.backend import (
+    MARK,
     STALE,
     TRAINED,
     BatchFilter,
@@ -43,7 +47,6 @@ from goldilocks.verl.v0.backend import (
     GenerationBatches,
     Pending,
     ProtoRows,
-    is_placeholder,
     pad_to,
     placeholder,
 )
@@ -102,7 +105,9 @@ class RayPPOTrainerWithSampling(Driven, RayPPOTrainer):
         """Start verl's workers, and put the driver before their rollout manager."""
         super().init_workers()
         manager, collector = self.async_rollout_manager, self.collector
-        ends = [self.tokenizer.eos_token_id]
+        model = self.config.actor_rollout_ref.model
+        folder = copy_to_local(model.get("hf_config_path") or model.path)
+        ends = end_ids(self.tokenizer, get_generation_config(folder, model.get("trust_remote_code", False)))
         backend = GenerationBatches(manager, collector, self.rows, self._prompts, super()._get_gen_batch, ends)
         budget, epochs = self.settings.budget(), UpdatesPerEpoch(self.config.trainer, collector)
         self.driver = Driver(collector, backend, self.rows, self._gate(), budget=budget, epochs=epochs)
@@ -120,7 +125,12 @@ class RayPPOTrainerWithSampling(Driven, RayPPOTrainer):
     def fit(self) -> None:
         """verl's training loop."""
         if not ray.is_initialized():
-            _start_ray(self.config)
+            from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
+
+            given, theirs = self.config.ray_kwargs.get("ray_init", {}), get_ppo_ray_runtime_env(self.config)
+            runtime_env = OmegaConf.merge(theirs, {"env_vars": patches_env()}, given.get("runtime_env", {}))
+            arguments: Any = OmegaConf.to_container(OmegaConf.create({**given, "runtime_env": runtime_env}))
+            ray.init(**arguments)
         if not hasattr(self, "async_rollout_manager"):
             self.init_workers()
         trainer, rollout = self.config.trainer, self.config.actor_rollout_ref.rollout
@@ -155,7 +165,7 @@ class RayPPOTrainerWithSampling(Driven, RayPPOTrainer):
         return batch
 
     def _get_gen_batch(self, batch: DataProto) -> DataProto:
-        if is_placeholder(batch):
+        if MARK in batch.non_tensor_batch:
             return Pending(batch)
         generation = super()._get_gen_batch(batch)
         if self._routed:
@@ -213,10 +223,14 @@ class RayPPOTrainerWithSampling(Driven, RayPPOTrainer):
         """Train rows of older policies against the log-probs that were stored when they were written."""
         stale = torch.from_numpy(batch.non_tensor_batch[STALE] & batch.non_tensor_batch[TRAINED])
         correction = self.config.algorithm.get("rollout_correction", None)
-        gap = None if is_bypassed(correction) else _gap(batch)
+        rows, gap = batch.batch, None
+        if "rollout_log_probs" in rows and not is_bypassed(correction):  # of fresh rows, between trainer and engine
+            written = torch.from_numpy(batch.non_tensor_batch[TRAINED] & ~batch.non_tensor_batch[STALE])
+            fresh = rows["response_mask"].bool() & written.unsqueeze(-1)
+            gap = mean_gap(gap_sums(rows["old_log_probs"], rows["rollout_log_probs"], fresh).tolist())
         if not self.collector.trained:  # the whole batch only fills up
-            batch.batch["advantages"] = torch.zeros_like(batch.batch["advantages"])
-        batch.batch["old_log_probs"], metrics = behaviour_log_probs(batch.batch, stale, correction)
+            rows["advantages"] = torch.zeros_like(rows["advantages"])
+        rows["old_log_probs"], metrics = behaviour_log_probs(rows, stale, correction)
         self._metrics.update(metrics)
         self._metrics.update(self.weights_guard.observe(gap))
         output = self._update(super()._update_actor, self.config.actor_rollout_ref.actor, batch)
@@ -278,23 +292,3 @@ class _Placeholders:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Do nothing: the state is empty."""
-
-
-def _gap(batch: DataProto) -> float | None:
-    """Return the mean gap between the trainer's log-probs of fresh rows and the rollout engine's, if there are any."""
-    rows = batch.batch
-    if "rollout_log_probs" not in rows:
-        return None
-    written = torch.from_numpy(batch.non_tensor_batch[TRAINED] & ~batch.non_tensor_batch[STALE])
-    fresh = rows["response_mask"].bool() & written.unsqueeze(-1)
-    return mean_gap(gap_sums(rows["old_log_probs"], rows["rollout_log_probs"], fresh).tolist())
-
-
-def _start_ray(config: DictConfig) -> None:
-    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
-
-    given = config.ray_kwargs.get("ray_init", {})
-    ours = {"env_vars": patches_env()}
-    runtime_env = OmegaConf.merge(get_ppo_ray_runtime_env(config), ours, given.get("runtime_env", {}))
-    arguments: Any = OmegaConf.to_container(OmegaConf.create({**given, "runtime_env": runtime_env}))
-    ray.init(**arguments)

@@ -72,6 +72,12 @@ def groups_of(batch: Any) -> dict[str, list[float]]:
     return groups
 
 
+def test_whatever_token_the_generation_config_names_ends_an_answer(tmp_path: Path, world: World) -> None:
+    trainer: Any = world.trainer(config(tmp_path), [50] * 4)
+    trainer.init_workers()
+    assert trainer.async_rollout_manager._backend._ends == {0, 9}
+
+
 def test_tokens_that_a_tool_wrote_are_counted_apart(tmp_path, monkeypatch):
     world, said = World(monkeypatch, agents=1), 0
     plain = world.engine.generate_sequences

@@ -17,6 +17,7 @@ import pytest
 import ray
 import torch
 from torch.utils.data import Dataset
+from transformers import GenerationConfig
 from verl import DataProto
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.utils import Role
@@ -185,6 +186,7 @@ class World:
 
     def trainer(self, config: TrainerConfig, pass_rates: list[int], **arguments: Any) -> RayPPOTrainerWithSampling:
         """Return our trainer over these workers; a test calls its ``fit``."""
+        GenerationConfig(eos_token_id=[0, 9]).save_pretrained(config.actor_rollout_ref.model["path"])
         return RayPPOTrainerWithSampling(
             config=config,
             tokenizer=SimpleNamespace(eos_token_id=0, pad_token_id=0, decode=lambda ids, **_: ""),
