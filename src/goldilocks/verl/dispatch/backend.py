@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from goldilocks.drive.backend import Backend, Unpaused
+from goldilocks.errors import require
 from goldilocks.rewards import is_number
 from goldilocks.types import Event, Failure, Paused, Request, Rollout, hashed, row_key
 from goldilocks.verl.dispatch.failures import published_error
@@ -41,6 +42,9 @@ class AgentLoops(Backend):
 
     def __init__(self, config: Any, dataset: Any, refilling: Callable[[], AbstractContextManager[None]]) -> None:
         """``refilling`` wakes the rollout servers that sleep while the trainer has the batch."""
+        taken = [name for name in (ROLLOUTS, "__do_sample__") if name in dataset[0]]  # verl obeys both
+        accepted = "other names; goldilocks.allocator decides how often a prompt is answered, never greedily"
+        require(not taken, "columns of data.train_files", taken, accepted)
         self._seeds = run_seeds(config)
         self._dataset = dataset
         self._refilling = refilling

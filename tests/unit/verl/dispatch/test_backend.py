@@ -99,6 +99,12 @@ def test_a_prompt_is_sent_without_the_placeholder_of_verls_data_set() -> None:
     assert not any(isinstance(value, torch.Tensor) for value in sent.values())
 
 
+@pytest.mark.parametrize("name", [ROLLOUTS, "__do_sample__"])
+def test_a_column_by_which_verl_samples_a_prompt_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"columns of data\.train_files=\['{name}'\] is not accepted: other names"):
+        AgentLoops(CONFIG, [{"raw_prompt": [], name: 1}], nullcontext)
+
+
 def test_no_two_rollouts_of_a_batch_that_spans_two_epochs_draw_the_same_noise() -> None:
     started = submitted(*driver(AgentLoops, prompts=3, target_groups=8))
     assert len(started) == 8

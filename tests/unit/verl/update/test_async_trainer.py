@@ -46,7 +46,7 @@ class Trainer(GoldilocksAsyncTrainer):
         parts = {"actor": {"use_dynamic_bsz": micro_batch is None}, "rollout": sizes}
         self.config = OmegaConf.create({"data": {"seed": 1}, "actor_rollout_ref": parts})
         self.computed = 0
-        backend = NeverPausing(self.config, [], nullcontext)
+        backend = NeverPausing(self.config, [{}], nullcontext)
         backend.manager = Servers(rollouts)  # type: ignore[assignment]
         self.queue, self.weights_guard, self.one_pass = queue, guard, OnePass(True, True)
         self.replay_buffer = type("Buffer", (), {"backend": backend})()
