@@ -36,6 +36,7 @@ from goldilocks.errors import require
 from goldilocks.hashing import MEDIA
 from goldilocks.runs.checkpoints import FILE
 from goldilocks.runs.history import accuracy_by, value_of
+from goldilocks.verl.store import check_row
 from goldilocks.verl.tested import untested
 
 logger = logging.getLogger(__name__)
@@ -117,6 +118,8 @@ class Driven:
         print(self.settings.summary(), flush=True)
         source = DatasetSource(self.train_dataset)
         rehearse(self.settings, source)
+        if self.settings.carries_groups and self.config.trainer.save_freq > 0:
+            check_row(self.train_dataset[0])
         self.collector = self.settings.collector(source, loader_order(self.train_dataloader.sampler))
         for note in (schedule_note(self.config, self.settings, self.total_training_steps), untested("verl")):
             if note:

@@ -4,19 +4,20 @@ The answers of unfinished rollouts are saved with the rows; a rollout goes on fr
 for it again.
 
 On disk tensors, arrays, bytes and pictures are safetensors, the rest is JSON; loading runs no code. A row is any
-nesting of dicts and lists. A tensor comes back as a tensor, an array of numbers as an array, bytes as bytes, a date or
-time as itself and a picture pixel by pixel. Bytes and large tensors that several rows have, such as the picture of
-their prompt, are stored once. Any other value cannot be saved, and the error names it.
+nesting of dicts and lists. A tensor comes back as a tensor, an array of numbers as an array, bytes as bytes, a date,
+datetime or decimal as itself and a picture pixel by pixel. Bytes and large tensors that several rows have, such as the
+picture of their prompt, are stored once. Any other value cannot be saved, and the error names it.
 """
 
 from __future__ import annotations
 
 import datetime
+import decimal
 import hashlib
 import io
 import json
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,8 @@ Payload = list[list[Any]]  # [key, tag] of each row of a rollout
 SavedAnswer = list[Any]  # [uid, index, answer] of an unfinished rollout
 
 FILE_OF_TENSORS, FILE_OF_VALUES = "tensors.safetensors", "values.json"
-TENSOR, BYTES, TIME, PNG, PIXELS = "__tensor__", "__bytes__", "__time__", "__png__", "__pixels__"
+TENSOR, BYTES, TIME, DECIMAL = "__tensor__", "__bytes__", "__time__", "__decimal__"
+PNG, PIXELS = "__png__", "__pixels__"
 SHARED = 1 << 14  # bytes of a tensor that rows may have in common; answers of usual lengths are smaller
 AS_PNG = ("1", "L", "LA", "P", "RGB", "RGBA")  # the modes that a PNG file keeps as they are
 
@@ -263,6 +265,17 @@ def load_rows(folder: Path) -> list[Any]:
     return list(from_json(json.loads((folder / FILE_OF_VALUES).read_text()), stored.marks))
 
 
+def check_row(row: Mapping[str, Any]) -> None:
+    """Refuse a row of the data with a column that ``save_rows`` cannot write."""
+    stored = _Stored({})
+    for name, value in row.items():
+        try:
+            to_json(value, stored.put, stored.marks)
+        except ValueError as error:
+            said = f"the training data's column {name!r} cannot be saved with groups that wait: {error}"
+            raise ValueError(f"{said}; leave it out, or set trainer.save_freq=-1") from None
+
+
 class _Stored:
     """The values that JSON lacks, each a tensor with a name."""
 
@@ -273,6 +286,7 @@ class _Stored:
             ARRAY: lambda name: tensors[name].numpy(),
             BYTES: self._bytes,
             TIME: lambda text: (datetime.datetime if len(text) > 10 else datetime.date).fromisoformat(text),
+            DECIMAL: decimal.Decimal,
             PNG: self._from_png,
             PIXELS: self._from_pixels,
         }
@@ -288,6 +302,8 @@ class _Stored:
         if isinstance(value, datetime.date) and value == value:  # of which a datetime is one, and pandas' NaT
             precise = {"timespec": "microseconds"} if isinstance(value, datetime.datetime) else {}  # no nanoseconds
             return {TIME: value.isoformat(**precise)}
+        if isinstance(value, decimal.Decimal):
+            return {DECIMAL: str(value)}
         pil = sys.modules.get("PIL.Image")  # where PIL was never imported, nothing is a picture
         if pil is not None and isinstance(value, pil.Image):
             if value.mode in AS_PNG:
