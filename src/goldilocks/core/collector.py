@@ -258,9 +258,9 @@ class Collector:
         for uid, indices in rows.items():
             self._judged.trim(uid, indices)
 
-    def put_back(self) -> None:
-        """Let the batch in hand wait again, because it was not trained."""
-        self._judged.put_back()
+    def put_back(self, earlier: Iterable[Group] = ()) -> None:
+        """Let the batch in hand wait again, and groups of ``earlier`` ones, because they were not trained."""
+        self._judged.put_back(earlier)
         self._owed = self.target_groups
 
     def reissue(self, known: Collection[tuple[str, int]] = ()) -> None:

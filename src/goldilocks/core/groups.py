@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -378,9 +378,9 @@ class JudgedGroups:
         self._in_hand[group.uid] = group, account
         return group
 
-    def put_back(self) -> None:
-        """Let the batch in hand wait again, without the groups that filled it up."""
-        in_hand, self._in_hand = self._in_hand, {}
+    def put_back(self, earlier: Iterable[Group]) -> None:
+        """Let the batch in hand wait again, without the groups that filled it up, and groups of ``earlier`` batches."""
+        in_hand, self._in_hand = {group.uid: (group, Account.TRAINED) for group in earlier} | self._in_hand, {}
         for group, account in in_hand.values():
             target = Account.FILTERED.because("backfill") if account == Account.BACKFILLED else Account.CARRIED
             self._accounts.move(group.trained, account, target)

@@ -131,9 +131,9 @@ class Driver:
         self._free_rows()
         return self.collector.in_hand
 
-    def put_back(self) -> None:
-        """Let the batch in hand wait again: it was not trained after all."""
-        self.collector.put_back()
+    def put_back(self, earlier: Iterable[Group] = ()) -> None:
+        """Let the batch in hand wait again, and groups of ``earlier`` ones: they were not trained after all."""
+        self.collector.put_back(earlier)
 
     def _judge(self, gate: Gate, groups: Sequence[Group]) -> None:
         if groups:

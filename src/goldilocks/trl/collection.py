@@ -80,10 +80,13 @@ class Collection:
         self._together = False  # whether all processes are generating
         self.batch: Batch | None = None
         self.trained: dict[Place, float] = {}  # the advantage of each rollout of the batch
+        self._update, self._of_update = -1, dict[str, tuple[Group, dict[int, CompletionRow]]]()  # its groups so far
         self.generated: list[Place | None] = []  # for this batch, in TRL's order; None: so that processes have as many
 
-    def collect(self, generate: Generate, log_probs: LogProbs, rewards: Rewards) -> dict[str, Any]:
-        """Return what TRL trains on next, this process's part of it."""
+    def collect(self, generate: Generate, log_probs: LogProbs, rewards: Rewards, update: int = 0) -> dict[str, Any]:
+        """Return what TRL trains on next, this process's part of it. An ``update`` may be of several batches."""
+        if update != self._update:  # those before are made
+            self._update, self._of_update = update, {}
         self._generate, self._rewards, self._together = generate, rewards, False
         self._rounds: list[tuple[Round, dict[str, Any]]] = []
         self.generated = []
@@ -98,7 +101,16 @@ class Collection:
         self.rows.retain(self.batch.alive)
         if self._keeps:
             self._remember_log_probs(self.batch, log_probs)
+        if self.driver is not None:
+            trained = self.driver.collector.trained
+            self._of_update |= {group.uid: (group, self.rows.groups[group.uid]) for group in trained}
         return output
+
+    def put_back(self) -> None:
+        """Let all batches of an update that is not made wait again."""
+        if self.driver is not None:
+            self.rows.groups |= {uid: rows for uid, (_, rows) in self._of_update.items()}
+            self.driver.put_back([group for group, _ in self._of_update.values()])
 
     def _lead(self, driver: Driver) -> Batch:
         """Fill a batch. The other processes are sent every round, then the batch, or what is raised on the way."""
@@ -137,18 +149,14 @@ class Collection:
         inputs = self._prompts.rows(self._processes.share(indices))
         size = self._sizes.n if self._whole(requests) else 1
         output, own = self._generate(inputs, size, self._processes.share(decided.seeds))
-        rows = self._gathered(own)[: len(indices)]
+        rows = self.gathered(own)[: len(indices)]
         for (request, number, _), row in zip(places(requests), rows, strict=True):
             self.rows.put((request.uid, number), row)
         self._rounds.append((decided, output))
         self._together = False
         return rows
 
-    def take_costs(self) -> None:
-        """Have the first process take over what reward functions have cost since the last round, on every process."""
-        self._gathered([])
-
-    def _gathered(self, rows: list[CompletionRow]) -> list[CompletionRow]:
+    def gathered(self, rows: list[CompletionRow]) -> list[CompletionRow]:
         """Return the rows of all processes; the first one takes over what the others' reward functions have cost."""
         parts = self._processes.gathered([(rows, spent.read())])
         if self._processes.first:

@@ -179,10 +179,10 @@ class CollectedTrainer(on_disk.WholeCheckpoints):
             return self._generate_and_score(inputs)
         logged = len(self._metrics["train"]["frac_reward_zero_std"])
         try:
-            output = self.collection.collect(self._generate_round, self._log_probs, self._rewards())
+            parts = self._generate_round, self._log_probs, self._rewards()
+            output = self.collection.collect(*parts, update=self.state.global_step)
         except Exhausted as error:
-            if self.collection.driver is not None:
-                self.collection.driver.put_back()
+            self.collection.put_back()
             raise self._save_unfinished(error) from error
         self._log_batch(logged)
         return self._on_device(output)

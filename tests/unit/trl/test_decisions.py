@@ -12,6 +12,7 @@ import trl_world as world
 from builders import plain_collector
 from run_files import logged
 
+from goldilocks.core import Exhausted
 from goldilocks.rewards import spent
 from goldilocks.tasks.tiny_model import build, character_tokenizer
 from goldilocks.trl.collection import Round
@@ -94,6 +95,23 @@ def test_a_run_that_was_interrupted_in_a_round_is_trained_again(tmp_path: Path) 
     (last,) = (one for one in trainer.state.log_history if one["step"] == 2 and "loss" in one)
     assert last["accounts/generated_rollouts"] == sum(calls) - calls[1]
     world.assert_accounts_sum(last)
+
+
+def test_what_was_generated_for_an_update_that_is_not_made_is_trained_by_the_next_start(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def reward(completions: list[Any], **_: Any) -> list[float]:
+        calls.append(len(completions))
+        return [float(place % 2 and len(calls) != 2) for place in range(len(completions))]
+
+    halves: dict[str, Any] = {"gradient_accumulation_steps": 2, "steps_per_generation": 1, "reward_funcs": reward}
+    limited = {"filter_groups": {"enable": True, "max_num_gen_batches": 1}}
+    with pytest.raises(Exhausted, match=r"What was generated is saved in .*checkpoint-0"):
+        world.run(tmp_path, limited, **halves)
+    trained = world.run(tmp_path, {"filter_groups": {"enable": True}}, resume=True, max_steps=1, **halves)
+    assert len(calls) == 3  # the first is trained with the third
+    found = trained.collection.driver.collector.accounts.rollouts
+    assert (found["trained"], found["filtered/too_hard"]) == (calls[0] + calls[2], calls[1])
 
 
 def test_what_rewards_cost_in_an_earlier_run_is_not_in_this_ones_account(tmp_path: Path) -> None:
