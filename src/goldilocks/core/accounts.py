@@ -212,7 +212,6 @@ class Tally:
     reward: float = 0.0
 
     def add(self, rollouts: int, tokens: int, reward: float) -> None:
-        """Count a group."""
         self.groups += 1
         self.rollouts += rollouts
         self.tokens += tokens

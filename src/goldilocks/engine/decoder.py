@@ -356,7 +356,6 @@ class Decoder:
         return self._store is None
 
     def allocate(self) -> None:
-        """Take the memory of the cache."""
         dtype = self.model.dtype
         try:
             self._store = KVStore(self._shapes, self.slots, self.max_length, dtype, self.device)
@@ -369,7 +368,6 @@ class Decoder:
             ) from error
 
     def release(self) -> None:
-        """Give the memory of the cache back."""
         self._store = None
 
     def bucket(self, rows: int) -> int:

@@ -210,7 +210,6 @@ class Engine:
                 return
 
     def abort_all(self) -> None:
-        """Abort every request."""
         for request_id in list(self._ids):
             self.abort(request_id)
 

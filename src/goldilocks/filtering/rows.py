@@ -174,7 +174,6 @@ class Segments:
 
     @classmethod
     def from_sorted(cls, keys: Tensor) -> Segments:
-        """Return the runs of a sorted tensor."""
         first = torch.ones_like(keys, dtype=torch.bool)
         torch.ne(keys[1:], keys[:-1], out=first[1:])
         starts = first.nonzero().squeeze(1)

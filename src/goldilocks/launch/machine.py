@@ -157,7 +157,6 @@ class WatchedRunner:
         return self._runner.remote(*args, **kwargs)
 
     def options(self, **options: Any) -> WatchedRunner:
-        """Set Ray's options of the task runner."""
         self._runner = self._runner.options(**options)
         return self
 

@@ -62,8 +62,6 @@ def split_key(question: str) -> str:
 
 
 class Arithmetic(LevelTask):
-    """The task."""
-
     data_source = "goldilocks/arithmetic"
     levels = LEVELS
     key = staticmethod(split_key)

@@ -240,7 +240,6 @@ def fill_with_zeros(keys: list[str], field: str) -> None:
 
 
 def clear(keys: Iterable[str]) -> None:
-    """Free these rows."""
     gone = list(keys)
     if gone:
         tq.kv_clear(keys=gone, partition_id=PARTITION)
@@ -250,7 +249,6 @@ def clear(keys: Iterable[str]) -> None:
 
 
 def save_rows(rows: Sequence[Any], folder: Path) -> None:
-    """Write the rows into the folder."""
     stored = _Stored({})
     text = json.dumps(to_json(rows, stored.put, stored.marks))
     folder.mkdir(parents=True, exist_ok=True)

@@ -50,7 +50,6 @@ def is_within(version: str, spec: str) -> bool:
 
 
 def tested_versions(name: str) -> str:
-    """Return the versions in words."""
     return " and ".join(spec.removeprefix("==") for spec in TESTED[name])
 
 

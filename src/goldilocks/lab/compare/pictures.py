@@ -25,7 +25,6 @@ PARTS = 20  # of the cost; the seeds are averaged at the end of each
 
 
 def colours(recipes: Sequence[str]) -> dict[str, str]:
-    """Return the colour of each recipe by its name."""
     return {name_of(recipe): draw.run_colour(number) for number, recipe in enumerate(recipes)}
 
 

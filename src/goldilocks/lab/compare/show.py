@@ -77,7 +77,6 @@ def caption(table: Table) -> str:
 
 
 def notes(table: Table) -> list[str]:
-    """Return everything that is said beside the tables."""
     seeds = [line for baseline in table.baselines for line in by_seed(table, baseline)]
     return [*seeds, *spent(table), *warnings(table)]
 
@@ -165,7 +164,6 @@ def settings(values: Values) -> str:
 
 
 def in_markdown(table: Table) -> str:
-    """Return the tables, their legend and the notes as Markdown."""
     bullets = "\n".join(f"- {note}" for note in notes(table))
     return "\n".join(sheet.in_markdown() for sheet in tables(table)) + f"\n{LEGEND}\n\n{bullets}\n"
 

@@ -108,8 +108,6 @@ class Trial:
 
 @dataclass(frozen=True)
 class Spent:
-    """The total cost of some arms."""
-
     arms: int
     rollouts: float
     tokens: float
@@ -153,7 +151,6 @@ class Table:
 
 
 def make_table(study: Study, results: Results) -> Table:
-    """Return the table of a study whose arms have all ended."""
     by_seed = sorted(results.reported, key=attrgetter("seed"))
     arms = {recipe: [one for one in by_seed if one.recipe == recipe] for recipe in study.recipes}
     baselines = [arms[recipe] for recipe in study.baselines]

@@ -73,7 +73,6 @@ def with_values(plots: Iterable[Plot]) -> list[Plot]:
 
 
 def data() -> alt.NamedData:
-    """Return a reference to the plot's values."""
     return alt.NamedData(name=VALUES)
 
 

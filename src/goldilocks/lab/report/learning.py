@@ -54,10 +54,8 @@ def learning(runs: Sequence[Run]) -> Section:
         name = re.sub(r"[\W_]+", "-", f"accuracy-{source.lower()}").strip("-")
         curves.append((name, f"Accuracy on {source}", "accuracy", "~%", validated))
 
-    def rewarded(run: Run) -> list[Point]:
-        return draw.with_trend(run, reward(run.history), "value")
-
-    curves.append(("reward", "Reward while training", "mean reward", "~r", rewarded))
+    words = ("reward", "Reward while training", "mean reward", "~r")
+    curves.append((*words, lambda run: draw.with_trend(run, reward(run.history), "value")))
     notes += draw.lacking(runs, lambda run: reward(run.history), "training reward")
     for cost, unit in COSTS.items():
         notes += draw.lacking(runs, lambda run, cost=cost: run.spending.totals[cost], unit)  # type: ignore[misc]

@@ -75,7 +75,6 @@ class Opening:
 
 
 def make_page(runs: Sequence[Run], *, opening: Opening | None = None) -> Page:
-    """Render the page."""
     made = (make(runs) for make in SECTIONS)
     sections = [section for section in made if section.plots or section.sheets or section.notes]
     plots = tuple(plot for section in (*(opening.sections if opening else ()), *sections) for plot in section.plots)
@@ -144,13 +143,8 @@ def _json(value: Any) -> Markup:
 
 @lru_cache(maxsize=1)
 def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.PackageLoader("goldilocks.lab.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    loader, strict = jinja2.PackageLoader("goldilocks.lab.report"), jinja2.StrictUndefined
+    return jinja2.Environment(loader=loader, autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True)
 
 
 @lru_cache(maxsize=1)
@@ -295,7 +289,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the report."""
     out = args.out or (args.runs[0] / "report.html" if len(args.runs) == 1 else Path("report.html"))
     written = write_report(args.runs, out, png=not args.no_png)
     print(f"page     {written.page} ({written.page.stat().st_size / 1e6:.1f} MB)")

@@ -174,7 +174,6 @@ class StreamingClient(LLMServerClient):
         return session
 
     def end(self, session: Session) -> None:
-        """Close a session."""
         self._sessions[session.uid].discard(session)
         if not self._sessions[session.uid]:
             del self._sessions[session.uid]
@@ -205,7 +204,6 @@ class StreamingClient(LLMServerClient):
         return len(self._at_servers)
 
     def resume(self) -> None:
-        """Continue every session."""
         self._going.set()
 
     @property

@@ -322,7 +322,6 @@ class StreamingManager(AgentLoopManagerTQ):
         return [event for paused in self._ask("pause", DRAIN_S) for event in paused]
 
     def resume(self) -> None:
-        """Continue all paused rollouts."""
         self._ask("resume")
 
     def cancel(self, uids: list[str]) -> None:

@@ -123,7 +123,6 @@ class RayPPOTrainerWithSampling(Driven, RayPPOTrainer):
         return None
 
     def fit(self) -> None:
-        """verl's training loop."""
         if not ray.is_initialized():
             from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
