@@ -352,8 +352,8 @@ class Settings:
         """
         return isinstance(self.allocator(), Sequential) and self.surplus().max_carry_steps > 1
 
-    def without_effect(self) -> list[str]:
-        """Return a sentence on every key that is set and not read, with the settings that would read it."""
+    def without_effect(self, *, repeat: bool = True) -> list[str]:
+        """Return a sentence on every key that is set and not read; ``repeat``: prompts never run out."""
         policies, groups, columns = self.policies, self.filter_groups, list(self.strata().columns)
         found: list[tuple[str, object, str]] = []
         if columns and policies.prior == "flat":
@@ -369,6 +369,11 @@ class Settings:
             needed = "algorithm.filter_groups.enable=True; a filter of goldilocks.filter has its own, in filter_kwargs"
             named = {key: vars(groups)[key] for key in ("metric", "min_std") if vars(groups)[key] not in UNNAMED}
             found += [(f"algorithm.filter_groups.{key}", value, needed) for key, value in named.items()]
+        bounds = (max(groups.max_num_gen_batches, 0), policies.max_rollouts_per_step, policies.max_tokens_per_step)
+        endless = repeat and not any(bounds) and ":" not in policies.selector  # which may say that there are no more
+        if endless and groups.on_exhausted != OnExhausted.ERROR:
+            needed = "a limit: max_num_gen_batches above 0, goldilocks.max_rollouts_per_step or max_tokens_per_step"
+            found.append(("algorithm.filter_groups.on_exhausted", groups.on_exhausted, needed))
         if not self.adaptive.enable:
             usual = AdaptiveRollout(positive_threshold=self.adaptive.positive_threshold)
             changed = {key: value for key, value in vars(self.adaptive).items() if value != vars(usual)[key]}
@@ -397,7 +402,7 @@ class Settings:
         ``components`` are the parts of the reward where a trainer has its own; else ``goldilocks.rewards.functions``.
         ``name`` stands before what is said of these settings, where there are several.
         """
-        for said in self.without_effect():
+        for said in self.without_effect(repeat=repeat):
             logger.warning("%s%s", f"{name}: " if name else "", said)
         return Collector(
             source,

@@ -36,6 +36,9 @@ CAN_PAUSE = ("transformers", "vllm")
 SAMPLER = "trainer.v1.sampler"
 AGENT = "actor_rollout_ref.rollout.agent"
 VERLS_BOUNDS = {"max_off_policy_threshold": 8, "max_off_policy_strategy": "drop"}  # verl's defaults
+# Keys of verl's asynchronous trainers with verl's defaults, which cannot be told from values that a user chose.
+ASYNC = {f"{mode}.num_warmup_batches": 1 for mode in ("colocate_async", "separate_async")}
+ASYNC |= {"separate_async.hybrid_rollout.enable_switch": False, "separate_async.parameter_sync_step": 4}
 SKIPS = ("skip.rollout.enable", "skip.rollout_tq.enable")
 SPLITS = ("train", "val")
 FROM_FILES = ("-c", "--config", "hydra.searchpath", "recipe", "task")  # how words begin that have Hydra read files
@@ -158,7 +161,9 @@ def check_with_verl() -> None:
 
     @functools.wraps(original)
     def validate_config(config: DictConfig, *args: Any, **kwargs: Any) -> None:
-        if named or has_ours(config):
+        sections = set(map(str, config)) - set(VERLS)
+        spelt_like_ours = any(closest(section, SECTIONS, most=1) for section in sections)
+        if named or spelt_like_ours or uses_collector(config):
             with in_one_line():
                 check_entry(config)
                 if uses_collector(config):
@@ -175,12 +180,6 @@ def names_ours(words: Sequence[str]) -> bool:
     known = any(key in ELSEWHERE or closest(key, SECTIONS, most=1) for key in sections)
     named = {"trainer.v1.trainer_mode", "actor_rollout_ref.rollout.mode"}
     return known or any(key in named or key.startswith("algorithm.filter_groups.") for key, _, _ in keys)
-
-
-def has_ours(config: DictConfig) -> bool:
-    """Return whether a composed config has a section of ours, or one that is spelt like it, or a trainer of ours."""
-    sections = set(map(str, config)) - set(VERLS)
-    return any(closest(section, SECTIONS, most=1) for section in sections) or uses_collector(config)
 
 
 def check_run(config: DictConfig) -> None:
@@ -200,6 +199,14 @@ def _mistakes(config: DictConfig) -> list[str]:
     if naive and graders > max(loops, 8) and uses_collector(config):  # 8 is verl's default
         said = f"reward.num_workers={graders} has no effect: with reward.reward_manager.name=naive agent-loop workers"
         mistakes.append(f"{said} compute the rewards, {AGENT}.num_workers={loops} of them")
+    given = {name: value_at(config, f"trainer.v1.{name}") for name in ASYNC}
+    for name, value in given.items() if any(given.values()) and uses_collector(config) else ():
+        mode, syncs = config.trainer.v1.trainer_mode, value is not None and name.endswith(".parameter_sync_step")
+        as_ours = syncs and config.data.train_batch_size == value * config.actor_rollout_ref.actor.ppo_mini_batch_size
+        refused = mode == "goldilocks_async" and name.startswith("separate_async.") and not syncs
+        if value not in (None, ASYNC[name]) and not (as_ours or refused):
+            why = "weights are sent after each batch" if syncs else "verl's own trainers read it"
+            mistakes.append(f"trainer.v1.{name}={value} has no effect with trainer.v1.trainer_mode={mode}: {why}")
     if config.actor_rollout_ref.rollout.get("name", None) == verl_server.NAME:
         verl_server.check(config.actor_rollout_ref.rollout, config.actor_rollout_ref.model)
         check_text(config.data, f"rollout.name={verl_server.NAME} takes text; or use rollout.name=vllm")

@@ -275,6 +275,7 @@ def test_the_belief_of_each_value_that_is_validated_by_is_logged_with_strata_by_
         (["adaptive_rollout.max_n=64"], "adaptive_rollout.max_n=64 has no effect: it is read with adaptive_rollout.en"),
         (["goldilocks.cost=rollouts", "goldilocks.selector=thompson"], "goldilocks.cost='rollouts' has no effect"),
         (["algorithm.filter_groups.min_std=0.1"], "algorithm.filter_groups.min_std=0.1 has no effect"),
+        (["algorithm.filter_groups.on_exhausted=shrink"], "algorithm.filter_groups.on_exhausted='shrink' has no "),
         (["algorithm.filter_groups.metric=a", "goldilocks.filter=band"], "algorithm.filter_groups.metric='a' has no"),
         (
             ["adaptive_rollout.enable=true", "adaptive_rollout.balance=3"],
@@ -294,6 +295,15 @@ def test_a_key_without_effect_is_said(overrides: list[str], key: str, caplog: An
     wanted = ["goldilocks.prior=strata", "goldilocks.strata.columns=[level]", "goldilocks.selector=frontier"]
     wanted += ["goldilocks.cost=rollouts", "algorithm.filter_groups.enable=true", "algorithm.filter_groups.min_std=0.1"]
     settings(*wanted, "adaptive_rollout.enable=true", "adaptive_rollout.max_n=64").collector(source)
+    assert not caplog.records
+
+
+def test_what_happens_at_a_limit_is_read_with_a_limit_and_where_prompts_run_out(caplog: Any) -> None:
+    key, source = "algorithm.filter_groups.on_exhausted=shrink", ListSource("abcdefgh")
+    settings(key).collector(source, repeat=False)
+    own = "goldilocks.selector=goldilocks.core.selectors:Uniform"  # which may say that there are no more
+    for bound in ("algorithm.filter_groups.max_num_gen_batches=2", "goldilocks.max_tokens_per_step=9", own):
+        settings(key, bound).collector(source)
     assert not caplog.records
 
 

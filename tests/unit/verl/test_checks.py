@@ -11,7 +11,7 @@ from verl.utils import config as verl_config
 from goldilocks import TrainerConfig
 from goldilocks.config.recipes import choose, compose_config
 from goldilocks.config.settings import Settings
-from goldilocks.verl.checks import check_entry, check_v0, check_v1, check_with_verl, names_ours
+from goldilocks.verl.checks import check_entry, check_run, check_v0, check_v1, check_with_verl, names_ours
 from goldilocks.verl.update.async_trainer import prepare
 
 
@@ -75,6 +75,16 @@ def test_the_asynchronous_trainer_lends_no_devices_and_begins_one_batch_ahead(
     prepare(config(**keys))
     with pytest.raises(ValueError, match=rf"{key}={value} is not accepted: {accepted}.*goldilocks_async"):
         prepare(config(**keys, **{key: value}))
+
+
+@pytest.mark.parametrize("mode", ["goldilocks", "goldilocks_async"])
+@pytest.mark.parametrize("name", ["separate_async.parameter_sync_step", "colocate_async.num_warmup_batches"])
+def test_keys_of_verls_asynchronous_trainers_that_ours_do_not_read_are_said(mode, name, caplog) -> None:
+    sizes = {"data.train_batch_size": 8, "actor_rollout_ref.actor.ppo_mini_batch_size": 4, "trainer.use_v1": True}
+    usual = 2 if "step" in name else 1  # by a step of 2, verl's trainer sends weights after each batch, as ours do
+    for value, told in ((usual, False), (3, True)):
+        check_run(config(**sizes, **{"trainer.v1.trainer_mode": mode, f"trainer.v1.{name}": value}))
+        assert (f"{name}={value} has no effect with trainer.v1.trainer_mode={mode}: " in caplog.text) is told
 
 
 def test_gspo_is_refused_where_groups_are_carried_and_not_where_none_are() -> None:
