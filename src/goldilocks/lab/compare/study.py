@@ -30,6 +30,7 @@ import numpy as np
 import yaml
 
 from goldilocks.config.recipes import name_of, read_recipe
+from goldilocks.config.sections import read_section
 from goldilocks.dotted_keys import value_at
 from goldilocks.errors import require
 from goldilocks.lab.compare.arm import VALIDATIONS, Arm, EqualCost, Grid, Values
@@ -84,10 +85,6 @@ class Study:
         return tuple(recipe for name in named for recipe in self.recipes if name_of(recipe) == name)
 
     @property
-    def tuning_cost(self) -> EqualCost:
-        return self.tune_cost or self.cost
-
-    @property
     def arms(self) -> int:
         """Return the number of runs, tuning included."""
         return len(self.tuning_arms()) + len(self.recipes) * self.seeds
@@ -97,7 +94,7 @@ class Study:
         if len(self.combinations) == 1:
             return []
         return [
-            Arm(f"tune-{name_of(recipe)}-{number}-seed{seed}", recipe, seed, settings, self.tuning_cost)
+            Arm(f"tune-{name_of(recipe)}-{number}-seed{seed}", recipe, seed, settings, self.tune_cost or self.cost)
             for seed in range(TUNING_SEED, TUNING_SEED + self.tune_seeds)
             for number, settings in enumerate(self.combinations, start=1)
             for recipe in self.recipes
@@ -114,8 +111,9 @@ class Study:
     def trials(self, recipe: str, tuned: Sequence[Result]) -> list[tuple[Values, float]]:
         """Return the combinations that were tried for a recipe, each with its mean accuracy over the tuning seeds."""
         own = [result for result in tuned if result.recipe == recipe]
+        cost = self.tune_cost or self.cost
         tried = ([one for one in own if one.settings == settings] for settings in self.combinations)
-        return [(ones[0].settings, fmean(one.accuracy_at(self.tuning_cost) for one in ones)) for ones in tried if ones]
+        return [(ones[0].settings, fmean(one.accuracy_at(cost) for one in ones)) for ones in tried if ones]
 
     def choose(self, tuned: Sequence[Result]) -> dict[str, Values]:
         """Return for each recipe its most accurate combination, the first of equals."""
@@ -162,6 +160,7 @@ class StudyFolder:
 
     def __init__(self, path: Path, origin: Origin) -> None:
         self.path, self._origin = path, origin
+        self._origins: dict[str, Mapping[str, str]] = {}  # of the arms that began here
 
     @classmethod
     @contextlib.contextmanager
@@ -171,7 +170,11 @@ class StudyFolder:
             file, settings = path / "study.json", study.as_dict()
             if not file.exists():
                 write_json(file, settings)
-            known = json.loads(file.read_text())
+            with told(file, "delete it if this command made all arms here, or choose another --out"):
+                known = {**json.loads(file.read_text())}
+            for arm in sorted(path.glob("*/arm.json")):
+                if (result := arm.with_name("result.json")).exists():
+                    read_whole(result)
             differing = [key for key in settings if known.get(key) != settings[key]]
             if differing:
                 said = [f"{key} is {json.dumps(known.get(key))}, not {json.dumps(settings[key])}" for key in differing]
@@ -186,10 +189,7 @@ class StudyFolder:
     def result(self, arm: Arm) -> Result | None:
         """Return the arm's result, or None if the arm has not ended."""
         file = self.run(arm) / "result.json"
-        if not file.exists():
-            return None
-        values = json.loads(file.read_text())
-        return Result(**{**values, "validations": tuple(Validation(**one) for one in values["validations"])})
+        return read_whole(file) if file.exists() else None
 
     def begin(self, arm: Arm) -> None:
         """Make the arm's folder; an unfinished arm is deleted, and anything else that is there is an error."""
@@ -202,11 +202,12 @@ class StudyFolder:
             shutil.rmtree(gone)
         path.mkdir(parents=True)
         recipe = {f"recipe {name_of(arm.recipe)}": recipe_digest(arm.recipe)}
-        write_json(path / "arm.json", {**asdict(arm), "origin": {**self._origin(), **recipe}})
+        self._origins[arm.name] = {**self._origin(), **recipe}
+        write_json(path / "arm.json", {**asdict(arm), "origin": self._origins[arm.name]})
 
     def finish(self, arm: Arm, result: Result) -> Result:
         """Write the result of an arm that has ended, and return it with the arm's origin."""
-        result = replace(result, origin=json.loads((self.run(arm) / "arm.json").read_text())["origin"])
+        result = replace(result, origin=self._origins[arm.name])
         write_json(self.run(arm) / "result.json", asdict(result))
         return result
 
@@ -284,10 +285,25 @@ class Result:
 
 @dataclass(frozen=True)
 class Results:
-    """Every arm of a study that has ended."""
-
     tuned: tuple[Result, ...]
     reported: tuple[Result, ...]
+
+
+@contextlib.contextmanager
+def told(file: Path, remedy: str) -> Iterator[None]:
+    """Have an error in reading a file name the file, and what to do about it."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{str(file)!r} is damaged ({type(error).__name__}: {error}): {remedy}") from None
+
+
+def read_whole(file: Path) -> Result:
+    """Return the result in a file, with the types that its fields have; anything else is an error."""
+    with told(file, "delete it, and the same command runs its arm again"):
+        values = json.loads(file.read_text())
+        validations = [read_section(Validation, "validation", {"validation": one}) for one in values["validations"]]
+        return read_section(Result, "result", {"result": {**values, "validations": tuple(validations)}})
 
 
 def read_result(arm: Arm, path: Path, wall_seconds: float, *, alone: bool = True) -> Result:

@@ -123,6 +123,20 @@ def test_half_an_arm_is_started_anew(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {".lock", "study.json", "grpo-seed1"}
 
 
+@pytest.mark.parametrize("damage", ["{", '{"validations": [{"accuracy": "1"}]}', "[]"])
+@pytest.mark.parametrize("name", ["study.json", "dapo-seed1/result.json"])
+def test_a_damaged_file_is_named_before_an_arm_begins_and_deleted_it_is_made_again(tmp_path, name, damage):
+    run(tmp_path, study(), Runner())
+    file, runner = tmp_path / name, Runner()
+    file.write_text(damage)
+    other = name == "study.json" and "validations" in damage
+    with pytest.raises(ValueError, match="has another study" if other else f"{file}' is damaged .*: delete it"):
+        run(tmp_path, study(seeds=2), runner)
+    file.unlink()
+    run(tmp_path, study(), runner)
+    assert runner.ran == (["dapo-seed1"] if name != "study.json" else [])
+
+
 def test_a_folder_of_the_users_that_is_named_like_an_arm_is_left_alone(tmp_path):
     own = tmp_path / "grpo-seed1" / "thesis.tex"
     own.parent.mkdir()
