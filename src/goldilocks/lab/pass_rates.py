@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     check_paths(config, ["train"])
     console = Console(stderr=True)
     data, model_path = dataset(config, "train"), str(Path(config.actor_rollout_ref.model.path).expanduser())
-    drawn = {**_sampling(config), "seed": args.seed}
+    drawn = {**_sampling(config), "seed": args.seed, **(config.data.get("apply_chat_template_kwargs") or {})}
     answered_by = " ".join([model_path, *(f"{key}={value}" for key, value in drawn.items())])
     asked = _asked(data, answered_by, args)
     with held(args.out.with_name(f".{args.out.name}.lock"), "--out", str(args.out)):
@@ -156,7 +156,7 @@ class Model:
 
     engine: Engine
     tokenizer: Any
-    longest_prompt: int
+    data: DictConfig
     sampling: Mapping[str, Any]
 
     @classmethod
@@ -186,7 +186,7 @@ class Model:
             pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(ends),
             device=device,
         )
-        return cls(engine, tokenizer, config.data.max_prompt_length, _sampling(config))
+        return cls(engine, tokenizer, config.data, _sampling(config))
 
 
 def _fill(
@@ -218,7 +218,7 @@ def _fill(
     seconds = time.monotonic() - started
     console.print(f"{rollouts:,} answers, {tokens:,} tokens, {seconds:.0f} s", highlight=False)
     if left_out := len(missing) - prompts:
-        said = f"{left_out:,} prompts are left out: longer than data.max_prompt_length={model.longest_prompt}"
+        said = f"{left_out:,} prompts are left out: longer than data.max_prompt_length={model.data.max_prompt_length}"
         console.print(said, highlight=False, soft_wrap=True)
 
 
@@ -236,8 +236,8 @@ def _answers(
     engine, decode = model.engine, model.tokenizer.decode
     while True:
         while engine.free and (one := next(waiting, None)):
-            tokens = prompt_tokens(model.tokenizer, one.row[PROMPT])
-            if len(tokens) > model.longest_prompt:
+            tokens = prompt_tokens(model.tokenizer, one.row[PROMPT], model.data)
+            if len(tokens) > model.data.max_prompt_length:
                 continue
             parts[one.uid] = {}
             for number in range(args.n):

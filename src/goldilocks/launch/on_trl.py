@@ -130,7 +130,6 @@ def leaves(config: DictConfig) -> dict[str, Any]:
 
 
 def chosen(config: DictConfig) -> bool:
-    """Return whether the recipe runs on TRL."""
     return config.trainer.get(TRAINER) == "trl"
 
 
@@ -346,7 +345,7 @@ def dataset(config: DictConfig, split: str) -> Any:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(Path(config.actor_rollout_ref.model.path).expanduser().as_posix())
-    return rows.filter(lambda row: len(prompt_tokens(tokenizer, row[PROMPT])) <= data.max_prompt_length)
+    return rows.filter(lambda row: len(prompt_tokens(tokenizer, row[PROMPT], data)) <= data.max_prompt_length)
 
 
 def seed_of(data: DictConfig) -> int:

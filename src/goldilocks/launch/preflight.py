@@ -111,7 +111,7 @@ def check_prompts(config: DictConfig) -> None:
     files, key = [file for name in FILES for file in files_of(data[name])], data.get("prompt_key", "prompt")
     for file in (file for file in files if file.endswith(".parquet") and "://" not in file):
         prompts = pq.read_table(Path(file).expanduser(), columns=[key])[key].to_pylist()
-        lengths = [len(prompt_tokens(tokenizer, prompt)) for prompt in prompts]
+        lengths = [len(prompt_tokens(tokenizer, prompt, data)) for prompt in prompts]
         longer = sum(length > data.max_prompt_length for length in lengths)
         longest = f"{max(lengths, default=0)}, the tokens of the longest prompt; {longer} of {len(lengths)} prompts of"
         accepted = f"{longest} {file!r} are longer (data.filter_overlong_prompts=True drops them)"
@@ -154,11 +154,13 @@ def rows_in(value: Any) -> int | None:
     return sum(pq.read_metadata(file).num_rows for file in files) if here else None
 
 
-def prompt_tokens(tokenizer: Any, prompt: Any) -> list[int]:
-    """Return the tokens of a prompt, a text or a conversation, as the policy reads it."""
+def prompt_tokens(tokenizer: Any, prompt: Any, data: DictConfig) -> list[int]:
+    """Return the tokens of a prompt, a text or a conversation, as the policy reads it by these keys of the data."""
     if isinstance(prompt, str):
         return list(tokenizer.encode(prompt))
-    return list(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False))
+    given = data.get("apply_chat_template_kwargs") or {}
+    keywords = {str(key): given[key] for key in given if key not in ("tokenize", "return_dict", "return_tensors")}
+    return list(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False, **keywords))
 
 
 # -- models and data that a config names -------------------------------------------------------------------------------

@@ -211,3 +211,8 @@ def test_prompts_are_counted_by_the_tokenizer_and_the_template_that_the_config_n
     config = compose_config(choose([*words, f"actor_rollout_ref.model.custom_chat_template={quoted(template)}"], "cpu"))
     with pytest.raises(ValueError, match=r"max_prompt_length=2 is not accepted: \d+, the tokens of the longest prompt"):
         preflight.check_prompts(config)
+    config.actor_rollout_ref.model.custom_chat_template = "{% if long %}" + template + "{% else %}1{% endif %}"
+    preflight.check_prompts(config)
+    config.data.apply_chat_template_kwargs = {"long": True, "tokenize": False}  # verl takes the latter out too
+    with pytest.raises(ValueError, match=r"max_prompt_length=2 is not accepted"):
+        preflight.check_prompts(config)
