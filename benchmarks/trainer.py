@@ -41,7 +41,8 @@ import random_task
 from rich.console import Console
 
 from goldilocks.config.recipes import choose
-from goldilocks.launch.supervisor import LiveLine, processes_of
+from goldilocks.launch.live import LiveLine
+from goldilocks.launch.supervisor import processes_of
 from goldilocks.launch.train import Launch, interruptible, prepared, supervise
 
 LONGEST = 8  # times the mean

@@ -110,7 +110,7 @@ def test_what_runs_in_a_bare_install_loads_nothing_that_an_extra_brings() -> Non
     starts = [module for module in statements() if part_of(module) in {"cli", "core", "config"}]
     starts += [module for module in statements() if module.startswith("goldilocks.lab.simulate")]
     starts += ["goldilocks.launch.doctor", "goldilocks.tasks.registry", "goldilocks.tasks.download"]
-    extras = {"torch", "verl", "trl", "transformers", "ray", "hydra", "omegaconf", "altair"}
+    extras = {"torch", "verl", "trl", "transformers", "ray", "hydra", "omegaconf", "altair", "psutil"}
     packages = {start: {name.split(".")[0] for name in loaded(start, set())} for start in starts}
     assert {start: names & extras for start, names in packages.items() if names & extras} == {}
 

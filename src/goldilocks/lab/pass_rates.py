@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
 from goldilocks.config.recipes import choose, compose_config
 from goldilocks.core.source import conversation_text
 from goldilocks.engine.cpu import threads_for
 from goldilocks.errors import require
 from goldilocks.hashing import content_key
+from goldilocks.launch.live import counted
 from goldilocks.launch.machine import find_device
 from goldilocks.launch.on_trl import PROMPT, SCORE, Grader, RewardFunction, dataset
 from goldilocks.launch.preflight import check_paths, prompt_tokens, provide
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from goldilocks.engine import Engine
 
 PROMPTS, N, BLOCK = 512, 8, 64
+Answer = tuple[str, int]  # the text, and its tokens
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +60,6 @@ then:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask for what is missing, and print what the file says."""
     require(args.out.suffix == ".jsonl", "--out", str(args.out), "a file that ends in .jsonl")
     require(args.n >= 1, "--n", args.n, "1 or more answers a prompt")
     require(args.prompts >= 0, "--prompts", args.prompts, "0 (all) or more")
@@ -69,7 +69,6 @@ def run(args: argparse.Namespace) -> int:
     require(not turns, "actor_rollout_ref.rollout.multi_turn.enable", turns, "False: a pass asks for single answers")
     provide(config)
     check_paths(config, ["train"])
-    console = Console(stderr=True)
     data, model_path = dataset(config, "train"), str(Path(config.actor_rollout_ref.model.path).expanduser())
     drawn = {**_sampling(config), "seed": args.seed, **(config.data.get("apply_chat_template_kwargs") or {})}
     answered_by = " ".join([model_path, *(f"{key}={value}" for key, value in drawn.items())])
@@ -84,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
             with growing(args.out, kept) as append:
                 guard(config, workers=1)
                 reward = Grader(config.reward.custom_reward_function).value(SCORE)
-                _fill(model, missing, args, append, reward, console)
+                _fill(model, missing, args, append, reward)
         groups = list(whole_groups(args.out, args.n).values())
     print("\n".join(summary(groups, list(config.goldilocks.validate_by))))
     return 0
@@ -152,8 +151,6 @@ def _uid(prompt: object) -> str:
 
 @dataclass(frozen=True)
 class Model:
-    """The engine, and what a request to it needs."""
-
     engine: Engine
     tokenizer: Any
     data: DictConfig
@@ -195,17 +192,12 @@ def _fill(
     args: argparse.Namespace,
     append: Callable[[Sequence[Row]], None],
     reward: RewardFunction,
-    console: Console,
 ) -> None:
-    """Generate, grade and write under a progress bar, a prompt as soon as its last answer is there."""
-    by_uid = {one.uid: one for one in missing}
+    """Generate, grade and write, a prompt as soon as its last answer is there."""
     started, prompts, rollouts, tokens = time.monotonic(), 0, 0, 0
-    counts = "{task.completed}/{task.total} prompts"
-    columns = ("[progress.description]{task.description}", BarColumn(), counts, TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        line = bar.add_task("answering", total=len(missing))
-        for uid, answers in _answers(model, missing, args):
-            one = by_uid[uid]
+    with counted(len(missing), "prompt") as begin:
+        begin("answering")
+        for one, answers in _answers(model, missing, args):
             row = {name: [value] * len(answers) for name, value in one.row.items() if name != PROMPT}
             scores = reward([text for text, _ in answers], **row)
             append([
@@ -214,32 +206,27 @@ def _fill(
             ])  # fmt: skip
             prompts, rollouts = prompts + 1, rollouts + len(answers)
             tokens += sum(size for _, size in answers)
-            bar.advance(line)
-    seconds = time.monotonic() - started
+            begin("answering")
+    seconds, console = time.monotonic() - started, Console(stderr=True)
     console.print(f"{rollouts:,} answers, {tokens:,} tokens, {seconds:.0f} s", highlight=False)
     if left_out := len(missing) - prompts:
         said = f"{left_out:,} prompts are left out: longer than data.max_prompt_length={model.data.max_prompt_length}"
         console.print(said, highlight=False, soft_wrap=True)
 
 
-def _answers(
-    model: Model, missing: Sequence[Asked], args: argparse.Namespace
-) -> Iterator[tuple[str, list[tuple[str, int]]]]:
-    """Yield each prompt with its answers and their tokens, in the order in which prompts are finished.
-
-    A prompt longer than ``data.max_prompt_length`` is left out.
-    """
+def _answers(model: Model, missing: Sequence[Asked], args: argparse.Namespace) -> Iterator[tuple[Asked, list[Answer]]]:
+    """Yield prompts with their answers as they are finished; one longer than ``data.max_prompt_length`` is left out."""
     from goldilocks.engine import SamplingParams
 
     waiting = iter(missing)
-    parts: dict[str, dict[int, tuple[str, int]]] = {}
+    parts: dict[str, tuple[Asked, dict[int, Answer]]] = {}
     engine, decode = model.engine, model.tokenizer.decode
     while True:
         while engine.free and (one := next(waiting, None)):
             tokens = prompt_tokens(model.tokenizer, one.row[PROMPT], model.data)
             if len(tokens) > model.data.max_prompt_length:
                 continue
-            parts[one.uid] = {}
+            parts[one.uid] = one, {}
             for number in range(args.n):
                 params = SamplingParams(**model.sampling, seed=hashed(args.seed, one.uid, number))
                 engine.submit(row_key(one.uid, number, 0), tokens, params)
@@ -247,10 +234,11 @@ def _answers(
             return
         for done in engine.step():
             uid, index, _ = done.request_id.rsplit("_", 2)
-            parts[uid][int(index)] = (decode(done.token_ids, skip_special_tokens=True), len(done.token_ids))
-            if len(parts[uid]) == args.n:
-                found = parts.pop(uid)
-                yield uid, [found[place] for place in range(args.n)]
+            one, found = parts[uid]
+            found[int(index)] = (decode(done.token_ids, skip_special_tokens=True), len(done.token_ids))
+            if len(found) == args.n:
+                del parts[uid]
+                yield one, [found[place] for place in range(args.n)]
 
 
 def summary(groups: Sequence[Sequence[Row]], columns: Sequence[str]) -> list[str]:

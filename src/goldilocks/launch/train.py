@@ -31,7 +31,8 @@ from goldilocks.config import recipes
 from goldilocks.config.settings import Settings
 from goldilocks.engine.cpu import platform_env
 from goldilocks.launch import machine, on_trl, preflight
-from goldilocks.launch.supervisor import Board, LiveLine, SignOfLife, Supervisor
+from goldilocks.launch.live import Board, LiveLine
+from goldilocks.launch.supervisor import SignOfLife, Supervisor
 from goldilocks.rewards import TIMEOUT_S
 from goldilocks.rewards.calls import guard
 from goldilocks.runs.costs import Progress, hint
@@ -44,7 +45,6 @@ STALL_S = 1800.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
     parser.epilog = f"""\
 recipes: {recipes.listed()} (default {recipes.DEFAULT})
 tasks:   {", ".join(recipes.names("task"))} (default {recipes.DEFAULT_TASK}; choose with task=NAME)
@@ -67,7 +67,6 @@ every key is verl's own: python -m verl.trainer.main_ppo --cfg job lists them
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train; return 0 if the run reached its end."""
     console = Console(markup=False)
     choice = recipes.choose(args.words, machine.find_device(args.words))
     name = args.name or f"{choice.name}-{datetime.now():%Y%m%d-%H%M%S}"
@@ -104,8 +103,6 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Launch:
-    """A run that is ready to be started."""
-
     run_dir: RunDir
     config: DictConfig
     env: dict[str, str]

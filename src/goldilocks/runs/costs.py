@@ -35,7 +35,6 @@ VALIDATING = "timing_s/testing"
 SPENT = "budget/spent"
 STAGES = ("gen", "reward", "old_log_prob", "ref", "values", "adv", "update_critic", "update_actor", "update_weights")
 
-
 # By name, as plots label it.
 COSTS = {"rollouts": "rollouts generated", "tokens": "tokens generated", "seconds": "seconds of training"}
 COST_NAMES = tuple(COSTS)
@@ -112,7 +111,8 @@ class Progress:
     """The state of a run; ``add`` takes verl's records in order."""
 
     total_steps: float  # infinite where it is not known
-    rollouts_per_step: int
+    rollouts_per_step: int  # 0: they are not counted
+    unit: str = "step"
     step: int = 0
     rollouts: int = 0
     tokens: int = 0
@@ -180,7 +180,7 @@ class Progress:
         With a budget: ``step 12 · 41% of the budget · …``
         """
         uncounted = self.spent or math.isinf(self.total_steps)
-        parts = [f"step {self.step}" if uncounted else f"step {self.step}/{self.total_steps}"]
+        parts = [f"{self.unit} {self.step}" + ("" if uncounted else f"/{self.total_steps}")]
         if self.spent:
             parts.append(f"{self.spent[-1]:.0%} of the budget")
         if self.reward is not None:
@@ -188,7 +188,8 @@ class Progress:
         if self.validations:
             ends = [*self.validations[:1], *self.validations[1:][-1:]]
             parts.append(f"validation {' → '.join(f'{value:.1%}' for _, value in ends)}")
-        parts.append(f"{self.rollouts:,} rollouts")
+        if self.rollouts_per_step:
+            parts.append(f"{self.rollouts:,} rollouts")
         if self.eta is not None:
             parts.append(f"{clock(self.eta)} left")
         return " · ".join(parts)

@@ -78,7 +78,8 @@ def test_the_simulator_finds_prompts_columns_and_tokens_in_the_file(words, tmp_p
     assert found.tokens.max() <= 16
 
 
-def test_the_prompts_are_those_that_a_run_with_these_words_trains_on(words, tmp_path, capsys):
+def test_the_prompts_are_those_that_a_run_with_these_words_trains_on(words, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("goldilocks.launch.live.EVERY_S", 0.0)
     file = Path(words[2].partition("=")[2])
     rows = pq.read_table(file)
     renamed = rows.rename_columns(["question" if name == "prompt" else name for name in rows.column_names])
@@ -86,7 +87,8 @@ def test_the_prompts_are_those_that_a_run_with_these_words_trains_on(words, tmp_
     own = [f"data.train_files={tmp_path}/train.parquet", "data.prompt_key=question", "data.train_max_samples=4"]
     found = passed([*words, *own], tmp_path / "rates.jsonl")
     assert len(found) == 4 * N
-    assert "12 answers" in capsys.readouterr().err
+    lines = capsys.readouterr().err.splitlines()
+    assert ("answering · prompt 0/4" in lines, lines[-1].split(",")[0]) == (True, "12 answers"), "a log is told"
     assert {row["input"] for row in found} <= {row["input"] for row in passed(words, tmp_path / "all.jsonl", *ALL)}
 
 

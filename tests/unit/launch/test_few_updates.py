@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from goldilocks.config.recipes import choose, compose_config
-from goldilocks.launch.supervisor import Board, LiveLine
+from goldilocks.launch.live import Board, LiveLine
 from goldilocks.launch.train import _few_updates
 from goldilocks.runs.costs import Progress
 
@@ -58,6 +58,14 @@ def test_it_is_said_once(terminal: bool, capsys: pytest.CaptureFixture[str]) -> 
             line.show(False, progress_of(steps, 900), 1.0)
     assert asked == [3, 4]
     assert out.getvalue().count("goldilocks: an update costs [much], and that is a line longer than the terminal") == 1
+
+
+def test_in_a_log_so_many_seconds_are_between_two_lines() -> None:
+    out = io.StringIO()
+    line = LiveLine(Console(file=out, force_terminal=False), lambda text: None, every_s=10.0)
+    for second in range(1, 30):
+        line.show(True, progress_of(3 * second, 900), float(second))
+    assert [said.split()[1] for said in out.getvalue().splitlines()] == ["30/100", "60/100"]
 
 
 def test_a_line_that_is_removed_is_not_shown_any_more() -> None:

@@ -28,9 +28,9 @@ from goldilocks.lab.compare.arm import GROUPS, SEEDS, STEPS, Arm, EqualCost, par
 from goldilocks.lab.compare.show import LEGEND, in_markdown, notes, settings, tables
 from goldilocks.lab.compare.study import Result, Results, Study, StudyFolder
 from goldilocks.lab.compare.table import Table, make_table
+from goldilocks.launch.live import Board, LiveLine
 from goldilocks.launch.machine import find_device, share_of_cores
 from goldilocks.launch.preflight import check_paths, files_of, provide, rows_in
-from goldilocks.launch.supervisor import Board, LiveLine
 from goldilocks.launch.train import STALL_S, check_keys, composed, interruptible, prepared, supervise
 from goldilocks.runs.costs import MINI_BATCH, Progress, clock
 
@@ -73,7 +73,6 @@ the same command goes on where it was interrupted: an arm that has ended is not 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the study, or continue it; return 0 once the table is written."""
     study = _study(args)
     require(args.parallel >= 1, "--parallel", args.parallel, "1 or more arms at a time")
     alone = args.parallel == 1 or study.cost.kind != "seconds"

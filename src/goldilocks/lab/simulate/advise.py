@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.progress import Progress
 
 from goldilocks.config.recipes import our_defaults, read_keys
 from goldilocks.dotted_keys import values, with_value
@@ -26,6 +25,7 @@ from goldilocks.lab import Interval
 from goldilocks.lab.simulate.engine import EngineConfig, SimulatedEngine
 from goldilocks.lab.simulate.pass_rates import LENGTH_COLUMNS, PROMPT_COLUMNS, SCORE_COLUMNS, PassRates, read_pass_rates
 from goldilocks.lab.simulate.run import WIDEST, Setup, batches, recipe_config, settings_of
+from goldilocks.launch.live import counted
 from goldilocks.runs.records import TEXT_COLUMNS
 from goldilocks.sheet import Sheet
 from goldilocks.types import is_informative
@@ -85,7 +85,6 @@ example:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Simulate; print the table, the advice and the commands that follow it."""
     require(args.seeds >= 2, "--seeds", args.seeds, "2 or more: one seed has no interval")
     require(args.prompts >= 1, "--prompts", args.prompts, "1 or more")
     require(args.n >= 2, "--n", args.n, "2 or more: a single reward does not differ from another")
@@ -149,19 +148,16 @@ def against_dapo(arms: Sequence[Candidate], prompts: PassRates, args: argparse.N
     """Return what each recipe but the first spends for the same informative groups, as shares of the first's."""
     shares: dict[Candidate, list[np.ndarray]] = {arm: [] for arm in arms[1:]}
     a_pass = len(prompts) * args.n
-    errors = Console(stderr=True)
-    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
-        task = bar.add_task("", total=args.seeds * len(arms))
+    with counted(args.seeds * len(arms), "simulation") as begin:
         for seed in range(1, args.seeds + 1):
             setup = Setup(max(PASSES.values()) * a_pass, seed, args.target_groups, engine=EngineConfig(args.slots))
             drawn = prompts.drawn(np.random.default_rng(seed))
-            bar.update(task, description=f"seed {seed}: dapo")
+            begin(f"seed {seed}: dapo")
             dapo = course(arms[0], drawn, setup, args.n)
             for arm in arms[1:]:
-                bar.update(task, advance=1, description=f"seed {seed}: {arm.name}")
+                begin(f"seed {seed}: {arm.name}")
                 own = course(arm, drawn, setup, args.n, enough=dapo[0, -1])
                 shares[arm].append(np.array([share(own, dapo, passes * a_pass) for passes in PASSES.values()]))
-            bar.advance(task)
     cells = [(during, cost) for during in PASSES for cost in COSTS]
     return {
         arm: dict(zip(cells, map(Interval.of, np.array(own).reshape(len(own), -1).T.tolist()), strict=True))

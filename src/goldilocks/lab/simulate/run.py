@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 import yaml
 from rich.console import Console
-from rich.progress import Progress
 
 from goldilocks.config.recipes import ADVISED, FILE, about, name_of, names, read_recipe
 from goldilocks.config.settings import Settings
@@ -39,6 +38,7 @@ from goldilocks.drive.rows import NoRows
 from goldilocks.errors import nearest, require
 from goldilocks.lab.simulate.engine import EngineConfig, SimulatedEngine
 from goldilocks.lab.simulate.pass_rates import DIFFICULTIES, PassRates, mixture, read_pass_rates
+from goldilocks.launch.live import counted
 from goldilocks.sheet import Sheet
 from goldilocks.types import Group, is_informative, signal
 
@@ -89,7 +89,6 @@ def settings_of(config: Config, setup: Setup) -> Settings:
 
 
 def recipe_settings(recipe: str, setup: Setup) -> Settings:
-    """Return the settings of a recipe by its name or file."""
     return settings_of(recipe_config(recipe), setup)
 
 
@@ -109,7 +108,9 @@ def simulate(name: str, settings: Settings, prompts: PassRates, setup: Setup) ->
         if setup.repeat or not isinstance(error, Exhausted):
             raise ValueError(f"{name}: {error}") from None
         # Without repeats, a run whose budget outlasts the data ends here.
-    groups += filter(is_informative, waiting(collector))
+    trained = collector.allocator.trained
+    waiting = (replace(group, trained=tuple(trained(group, collector.beliefs))) for group in collector.kept)
+    groups += filter(is_informative, waiting)
     accounts = collector.accounts
     accounts.check()
     rollouts, tokens = accounts.generated_rollouts, accounts.generated_tokens
@@ -141,12 +142,6 @@ def batches(collector: Collector, engine: SimulatedEngine, rollouts: int) -> Ite
             batch = driver.batch()
             engine.train(batch)
             yield batch
-
-
-def waiting(collector: Collector) -> list[Group]:
-    """Return the groups that are kept for the next batch, with the rollouts that would be trained."""
-    trained = collector.allocator.trained
-    return [replace(group, trained=tuple(trained(group, collector.beliefs))) for group in collector.kept]
 
 
 @dataclass(frozen=True)
@@ -255,7 +250,6 @@ without --pass-rates, the built-in mixture: {bands} prompts
 
 
 def run(args: argparse.Namespace) -> int:
-    """Simulate every policy and print the outcomes."""
     lift_by, _, gain = args.lift.rpartition("=")
     try:
         lift = float(gain)
@@ -277,13 +271,11 @@ def run(args: argparse.Namespace) -> int:
         configs[recipe if recipe.endswith(FILE) and name in configs else name] = recipe_config(recipe)
     policies = apply_overrides(configs, args.set, setup)
     prompts = read_pass_rates(args.pass_rates) if args.pass_rates else mixture()
-    errors, outcomes = Console(stderr=True), []
-    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
-        task = bar.add_task("", total=len(policies))
+    outcomes = []
+    with counted(len(policies), "policy") as begin:
         for name, settings in policies.items():
-            bar.update(task, description=name)
+            begin(name)
             outcomes.append(simulate(name, settings, prompts, setup))
-            bar.advance(task)
     if args.json:
         mean, found = float(prompts.pass_rate.mean()), list(map(asdict, outcomes))
         shown = {"prompts": len(prompts), "mean_pass_rate": mean, "setup": asdict(setup), "policies": found}

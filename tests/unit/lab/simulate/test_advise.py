@@ -35,8 +35,12 @@ def said(capsys: pytest.CaptureFixture[str], file: Path, *words: str) -> list[st
     return capsys.readouterr().out.splitlines()
 
 
-def test_where_a_column_tells_the_prompts_apart_frontier_with_its_strata_is_advised(tmp_path, capsys):
-    *table, sentence, _, train, verl = said(capsys, sums(tmp_path / "sums.jsonl"))
+def test_where_a_column_tells_the_prompts_apart_frontier_with_its_strata_is_advised(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("goldilocks.launch.live.EVERY_S", 0.0)
+    assert main(["advise", str(sums(tmp_path / "sums.jsonl")), "--seeds", "3", "--target-groups", "8"]) == 0
+    printed = capsys.readouterr()
+    *table, sentence, _, train, verl = printed.out.splitlines()
+    assert printed.err.startswith("seed 1: dapo · simulation 0/18\n"), "a log is told how far it is"
     assert table[0].endswith("sums.jsonl: 120 prompts, mean pass rate 0.260")
     assert sentence.startswith("use frontier with strata by digits: 0.")
     assert "of dapo's tokens for the same informative groups in a first pass, 0." in sentence

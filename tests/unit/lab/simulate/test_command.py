@@ -166,6 +166,13 @@ def test_an_interrupt_ends_with_one_line(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr() == ("", "goldilocks: interrupted\n")
 
 
+def test_without_a_terminal_a_long_simulation_says_now_and_then_how_far_it_is(capsys, monkeypatch):
+    monkeypatch.setattr("goldilocks.launch.live.EVERY_S", 0.0)
+    assert main(["simulate", "--rollouts", "100", "--policy", "grpo", "--policy", "dapo", "--json"]) == 0
+    said = [line.split() for line in capsys.readouterr().err.splitlines()]  # grpo · policy 0/2
+    assert [words[:4:3] for words in said] == [["grpo", "0/2"], ["dapo", "1/2"]]
+
+
 def test_a_key_without_effect_is_said_with_the_policy_that_does_not_read_it(capsys, caplog, tmp_path):
     file = tmp_path / "rates.jsonl"
     file.write_text("".join(f'{{"prompt": "p{row}", "pass_rate": 0.5, "level": {row % 2}}}\n' for row in range(64)))
