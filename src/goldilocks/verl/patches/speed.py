@@ -191,20 +191,26 @@ def own_log_probs(original: Function) -> Function:
 
     @functools.wraps(original)
     def ppo_loss(config: Any, model_output: Any, data: Any, dp_group: Any = None) -> Any:
+        import torch
         from verl.utils import tensordict_utils as tu
-        from verl.workers.utils.padding import response_from_nested
 
         rows = tu.get_non_tensor_data(data, WHOLE_ROWS, None)
         if rows is None:
             return original(config, model_output, data, dp_group)
-        data = data.copy()
-        given = data.get("old_log_probs", None)
-        own = response_from_nested(model_output["log_probs"].detach(), data["response_mask"])
-        data["old_log_probs"] = _old_log_probs(own, given)
+        data = data.copy().clear_device_()
+        # verl cuts one answer after the other out of the log-probs; with lengths on the GPU it waits for it at each.
+        data["prompts"], data["responses"] = data["prompts"].cpu(), data["responses"].cpu()
+        given, mask = data.get("old_log_probs", None), data["response_mask"]
+        own = _of_answers(model_output["log_probs"].detach(), mask)
+        old = own if given is None else torch.where(given.values().isnan(), own.to(given.dtype), given.values())
+        lengths = data["responses"].offsets().diff()
+        # Give torch the longest row: without it, a tensor is padded to the sum of all lengths.
+        reach = {"min_seqlen": int(lengths.min()), "max_seqlen": int(lengths.max())}
+        data["old_log_probs"] = torch.nested.nested_tensor_from_jagged(old, mask.offsets(), **reach)
         tokens = tu.get_non_tensor_data(data, WHOLE_TOKENS, None)
         tu.assign_non_tensor(data, global_batch_size=rows, batch_num_tokens=tokens)
         loss, metrics = original(config, model_output, data, dp_group)
-        return loss, {**metrics, **_distance_to_rollouts(own.values(), data, given)}
+        return loss, {**metrics, **_distance_to_rollouts(own, data, given)}
 
     return ppo_loss
 
@@ -231,16 +237,13 @@ def _distance_to_rollouts(own: Any, data: Any, given: Any) -> dict[str, float]:
     return {f"{DISTANCE}_valid": 1, **dict(zip(names, found, strict=True))}
 
 
-def _old_log_probs(own: Any, given: Any) -> Any:
+def _of_answers(log_probs: Any, mask: Any) -> Any:
+    """The values of verl's ``response_from_nested``, of all rows at once: those of a token stand at the one before."""
     import torch
 
-    if given is None:
-        return own
-    values = torch.where(given.values().isnan(), own.values().to(given.dtype), given.values())
-    lengths = own.offsets().diff()
-    # Give torch the longest row: without it, a tensor is padded to the sum of all lengths.
-    shortest, longest = torch.stack([lengths.min(), lengths.max()]).tolist()
-    return torch.nested.nested_tensor_from_jagged(values, own.offsets(), min_seqlen=shortest, max_seqlen=longest)
+    offsets, total = mask.offsets(), mask.values().shape[0]
+    shifts = (log_probs.offsets()[1:] - 1 - offsets[1:]).repeat_interleave(offsets.diff(), output_size=total)
+    return log_probs.values()[torch.arange(total, device=offsets.device) + shifts]
 
 
 ONE_PASS = Patch(
@@ -272,9 +275,24 @@ def rows_by_length(original: Function) -> Function:
         if max(lengths) > max_token_len:
             return original(batch, max_token_len, dp_group=dp_group, **options)  # which says so
         parts = cut_by_length(lengths, max_token_len)
-        return [tu.index_select_tensor_dict(batch, part) for part in parts], parts
+        return _divided(batch, parts), parts
 
     return rearrange_micro_batches
+
+
+def _divided(batch: Any, parts: Sequence[Sequence[int]]) -> list[Any]:
+    """The rows of each part. verl takes every nested field apart anew for each of them: here it is done once."""
+    from verl.utils import tensordict_utils as tu
+
+    ragged = {key: field for key, field in batch.items() if getattr(field, "is_nested", False)}
+    rows = {key: field.unbind() for key, field in ragged.items()}
+    rest = batch.exclude(*ragged)
+    found = [tu.index_select_tensor_dict(rest, list(part)) for part in parts]
+    for selected, part in zip(found, parts, strict=True):
+        for key, field in ragged.items():
+            place = getattr(field, "_ragged_idx", field.dim() - 1)
+            selected[key] = tu.nested_tensor_from_tensor_list([rows[key][row] for row in part], ragged_idx=place)
+    return found
 
 
 def _is_padded(batch: Any, dp_group: Any, options: dict[str, Any]) -> bool:
