@@ -264,7 +264,7 @@ class CollectorTrainer(Driven, Base):
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         """Divide a batch among the ranks. For one, too, verl would search for the best way: 0.2 s for 512 rows."""
-        if self.actor_rollout_wg.world_size > 1:
+        if self._ranks > 1:
             return super()._balance_batch(batch, metrics)
         multiple = self._get_required_batch_multiple(1)
         batch = upsample_batch_to_divisible_size(batch, multiple, self.tokenizer.eos_token_id)
@@ -353,7 +353,10 @@ class CollectorTrainer(Driven, Base):
     @property
     def _ranks(self) -> int:
         """The data-parallel ranks of the actor, among which a batch is divided evenly."""
-        return max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
+        group = self.actor_rollout_wg
+        if "actor" not in group._dispatch_info:  # verl asks when it divides its first batch
+            group._dispatch_info["actor"] = group._query_dispatch_info("actor")
+        return max(group._dispatch_info["actor"]) + 1
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         with self._rows_per_mini_batch(self.config.critic, len(batch)), self._tensors_only(batch):

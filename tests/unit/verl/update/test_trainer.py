@@ -64,7 +64,8 @@ class Trainer(CollectorTrainer, Verl):  # type: ignore[misc]
         self.settings = settings("batch_filter.enable=true", *overrides, batch=2)
         self.config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"temperature": 1.0}}, "trainer": {}})
         self.one_pass, self.checkpoint_manager = SimpleNamespace(own_log_probs=False), self
-        self.timing_raw, self.global_steps, self.actor_rollout_wg = {}, 1, SimpleNamespace(world_size=2)
+        self.timing_raw, self.global_steps = {}, 1
+        self.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": [0, 1]})
         self.collector = self.settings.collector(source(40))
         self.rows = QueueRows(list)
         gate = build_gate(self.settings, "kl", lambda: 0.0, lambda: 0, self._prepare)
