@@ -267,8 +267,6 @@ def rows_by_length(original: Function) -> Function:
 
     @functools.wraps(original)
     def rearrange_micro_batches(batch: Any, max_token_len: int, dp_group: Any = None, **options: Any) -> Any:
-        from verl.utils import tensordict_utils as tu
-
         if not _is_padded(batch, dp_group, options):
             return original(batch, max_token_len, dp_group=dp_group, **options)
         lengths = batch["input_ids"].offsets().diff().tolist()
