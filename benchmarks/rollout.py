@@ -4,6 +4,7 @@
     python benchmarks/rollout.py --device cuda    # one GPU: 512 sequences of 32 + 128 tokens, bf16, 30M and 0.5B shapes
     python benchmarks/rollout.py --peer vllm --model FOLDER      # beside vLLM, on the weights in a folder
     python benchmarks/rollout.py --device cuda --peer plain   # beside the engine without fused layers
+    python benchmarks/rollout.py --device cuda --peer eager   # beside the engine that reads no prompts by graphs
 
 Both sides have the same weights and prompts and draw at temperature 1. Without a folder the weights are random: no
 speed here depends on their values, and every answer has the length the workload says it has. ``generate`` draws tokens
@@ -174,18 +175,22 @@ def run_vllm(llm: Any, work: Workload, log_probs: bool) -> None:
     assert all((answer.outputs[0].logprobs is not None) == log_probs for answer in answers)
 
 
-def time_plain(model: PreTrainedModel, works: Sequence[Workload]) -> list[float]:
-    """Our engine with the model's own modules between its kernels."""
+def time_without(name: str, value: object, model: PreTrainedModel, works: Sequence[Workload]) -> list[float]:
+    """The engine with a setting of its graphs changed."""
     from goldilocks.engine import graphs
 
-    graphs.FUSED_LAYERS = False
+    before = getattr(graphs, name)
+    setattr(graphs, name, value)
     try:
         return [time_engine(model, work) for work in works]
     finally:
-        graphs.FUSED_LAYERS = True
+        setattr(graphs, name, before)
 
 
-PEERS = {"generate": time_generate, "vllm": time_vllm, "plain": time_plain}
+SWITCHED = {"plain": ("FUSED_LAYERS", False), "eager": ("FEW_TOKENS", 0)}
+PEERS = {"generate": time_generate, "vllm": time_vllm} | {
+    peer: functools.partial(time_without, *setting) for peer, setting in SWITCHED.items()
+}
 
 
 def run_engine(engine: Engine, work: Workload) -> None:
@@ -292,8 +297,8 @@ def main() -> None:
         parser.error(f"--no-log-probs is for --peer vllm, not for --peer {args.peer}")
     peer = functools.partial(time_vllm, log_probs=False) if args.no_log_probs else PEERS[args.peer]
     device = torch.device(args.device)
-    if args.peer == "plain" and device.type != "cuda":
-        parser.error("--peer plain needs --device cuda: on a CPU the engine is plain")
+    if args.peer in SWITCHED and device.type != "cuda":
+        parser.error(f"--peer {args.peer} needs --device cuda: on a CPU the engine has no fused layers and no graphs")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     machine = Machine.measure(device, dtype)
     print(

@@ -262,6 +262,23 @@ def test_parts_have_every_row_once_and_keep_to_the_limit(lengths, limit, start):
     assert all(len(part) * max(lengths[place] for place in part) <= limit for part in parts)
 
 
+def test_micro_batches_have_the_rows_that_verl_selects():
+    data = batch_of(rows=6)
+    data["of_pictures"] = tu.nested_tensor_from_tensor_list([torch.rand(3, 2 + row) for row in range(6)], ragged_idx=2)
+    data["weights"] = torch.rand(6, 2)
+    parts = [[4, 0], [5], [1, 2, 3]]
+    for ours, part in zip(speed._divided(data, parts), parts, strict=True):
+        verls = tu.index_select_tensor_dict(data, part)
+        assert set(ours.keys()) == set(verls.keys())
+        for key, value in verls.items():
+            if getattr(value, "is_nested", False):
+                assert [row.tolist() for row in ours[key].unbind()] == [row.tolist() for row in value.unbind()]
+            elif isinstance(value, torch.Tensor):
+                assert torch.equal(ours[key], value)
+            else:
+                assert tu.unwrap_non_tensor_data(ours[key]) == tu.unwrap_non_tensor_data(value)
+
+
 def test_rows_of_like_length_are_computed_together():
     lengths = [10, 90] * 50
     assert speed.cut_by_length(lengths, 10_000, start=100) == [list(range(0, 100, 2)), list(range(1, 100, 2))]

@@ -13,6 +13,7 @@ import torch
 from builders import settings, source
 from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl_world import Queue
 
 from goldilocks.drive.backend import Rounds, places
@@ -150,3 +151,19 @@ def test_what_a_save_takes_in_is_in_the_metrics_of_its_step(
     trainer.replay_buffer = SimpleNamespace(backend=SimpleNamespace(rows=trainer.rows))
     trainer._compute_metrics(batch, {})
     assert trainer.logged["train/groups_judged"] == 3
+
+
+def test_one_rank_gets_the_batch_that_verl_would_give_it() -> None:
+    def balanced(balance: Any) -> tuple[KVBatchMeta, dict[str, float]]:
+        keys = [f"g{row}_0_0" for row in range(5)]
+        batch = KVBatchMeta(keys=keys, tags=[{"seq_len": 3 + row * row % 4} for row in range(5)], partition_id="train")
+        trainer = SimpleNamespace(
+            _ranks=1, _get_required_batch_multiple=lambda ranks: ranks, tokenizer=SimpleNamespace(eos_token_id=0)
+        )
+        trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": [0]})
+        metrics: dict[str, float] = {}
+        return balance(trainer, batch, metrics), metrics
+
+    (ours, said), (verls, logged) = balanced(CollectorTrainer._balance_batch), balanced(PPOTrainer._balance_batch)
+    assert ours.keys == verls.keys
+    assert said == logged
