@@ -182,8 +182,9 @@ The medians of the four differ by 1.6 %, their parts by 2.6 %, the median of the
 `rewards-here`, graded in verl's own agent loop without asking verl's reward workers: 1.089 (one step) without it and
 without `single-turn`, against 1.072.
 
-**All that was removed**, also of our engine, beside the revision before: [1.10 of its
-step](lab/trainer.md#before-and-after-the-cut).
+**All that was removed**, also of our engine, beside the revision before: [1.19 of its
+step](lab/trainer.md#before-and-after-the-cut) with lengths that differ more than here, where `row-selection` and
+`one-partition` were felt. `rows-by-length` and our trainer now do both without a patch of their own.
 
 ## What is followed and not replaced
 
