@@ -236,6 +236,7 @@ class RunRecord(TrainerCallback):
         self._batch: dict[str, float] = {}
         # By step, of batches that are not being trained yet: the collector's metrics, and those of the rows.
         self._taken: dict[int, tuple[Mapping[str, float], Mapping[str, float]]] = {}
+        self._dumped: int | None = None  # the step whose rollouts were written last
 
     def take(self, step: int, batch: Batch, rows: MemoryRows[Any], advantages: Mapping[Place, float]) -> None:
         """Write the rollouts of a new batch in the form of verl's dumps, and keep its metrics until it is trained.
@@ -248,7 +249,8 @@ class RunRecord(TrainerCallback):
         self._taken[step] = batch.metrics, {SCORE: mean, LENGTH: length}
         file = self._run.path / "rollouts" / f"{step}.jsonl"
         file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("w", encoding="utf-8") as out:
+        again, self._dumped = self._dumped == step, step  # an update may train several batches
+        with file.open("a" if again else "w", encoding="utf-8") as out:
             for group, rollout in trained:
                 row = rows[rollout.uid, rollout.index]
                 line = {

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trl_world as world
 from builders import plain_collector
-from run_files import logged
+from run_files import groups_in, logged
 
 from goldilocks.core import Exhausted
 from goldilocks.rewards import spent
@@ -112,6 +112,7 @@ def test_what_was_generated_for_an_update_that_is_not_made_is_trained_by_the_nex
     assert len(calls) == 3  # the first is trained with the third
     found = trained.collection.driver.collector.accounts.rollouts
     assert (found["trained"], found["filtered/too_hard"]) == (calls[0] + calls[2], calls[1])
+    assert sum(map(len, groups_in(tmp_path / "rollouts" / "1.jsonl").values())) == calls[0] + calls[2]
 
 
 def test_what_rewards_cost_in_an_earlier_run_is_not_in_this_ones_account(tmp_path: Path) -> None:
