@@ -28,10 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compare": ("goldilocks.lab.compare.command", "recipes side by side at equal cost, over seeds"),
     "advise": ("goldilocks.lab.simulate.advise", "which recipe pays on my data? From pass rates, in plain words"),
     "simulate": ("goldilocks.lab.simulate.run", "what would each policy cost on my data? No model, no GPU"),
-    "pass-rates": (
-        "goldilocks.lab.pass_rates",
-        "how often does a model answer each prompt right? One pass, one file",
-    ),
+    "pass-rates": ("goldilocks.lab.pass_rates", "how often does a model answer each prompt right? One pass, one file"),
     "report": ("goldilocks.lab.report.page", "a run directory, or several, as one page to look at"),
     "data": ("goldilocks.tasks.registry", "make a data set as verl parquet files"),
     "model": ("goldilocks.tasks.download", "get SmolLM2 or Qwen2.5-Coder, or make a tiny model, to train"),

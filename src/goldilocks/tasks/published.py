@@ -144,8 +144,7 @@ class Math(Published):
         level = re.sub(r"\D", "", f"{row.get('level', row.get('difficulty', ''))}".removesuffix(".0")) or "0"
         subject = row.get("type") or row.get("subject") or f"{row.get('unique_id', '')}/".split("/")[1]
         kind = str(subject).lower().replace("&", "and").replace(" ", "_")
-        question = f"{row['problem']} {self.instruction}"
-        return Problem(question, truth, float(level), {"level": level, "type": kind})
+        return Problem(f"{row['problem']} {self.instruction}", truth, float(level), {"level": level, "type": kind})
 
     def grade(self, answer: str, truth: str, extra: Mapping[str, Any]) -> Score:
         """Return whether what the last box of an answer holds equals the truth."""

@@ -63,11 +63,9 @@ class Task(Protocol):
 
     def problems(self, split: Split, size: int, seed: int) -> list[Problem]:
         """Return ``size`` different problems of the split, or fewer if there are no more, the same for a seed."""
-        ...
 
     def grade(self, answer: str, truth: str, extra: Mapping[str, Any]) -> Score:
         """Return the reward of a model's answer. The answer is compared as text and never executed."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -213,8 +211,12 @@ def run(args: argparse.Namespace) -> int:
         made[split] = task.problems(split, size, args.seed)
         require(bool(made[split]), "task", args.task, f"one that has problems for its {split} split")
     for split, problems in made.items():
-        path = write_split(args.out, task.data_source, split, problems)
-        print(f"{path}: {_summary(problems, split, getattr(args, split))}")
+        path, asked = write_split(args.out, task.data_source, split, problems), getattr(args, split)
+        by_difficulty = Counter(problem.difficulty for problem in problems)
+        counts = ", ".join(f"{count} of difficulty {level:g}" for level, count in sorted(by_difficulty.items())[:8])
+        fewer = f" (asked for {asked}: there are no more)" if len(problems) < asked else ""
+        more = ", …" if len(by_difficulty) > 8 else ""
+        print(f"{path}: {len(problems)} {split} problems{fewer}: {counts}{more}")
     return 0
 
 
@@ -239,17 +241,5 @@ def _task(args: argparse.Namespace) -> Task:
     return create(args.task, **options)
 
 
-def _summary(problems: list[Problem], split: Split, asked: int) -> str:
-    by_difficulty = Counter(problem.difficulty for problem in problems)
-    counts = ", ".join(f"{count} of difficulty {level:g}" for level, count in sorted(by_difficulty.items())[:8])
-    fewer = f" (asked for {asked}: there are no more)" if len(problems) < asked else ""
-    more = ", …" if len(by_difficulty) > 8 else ""
-    return f"{len(problems)} {split} problems{fewer}: {counts}{more}"
-
-
-def _only_compares(data_source: str, **_: Any) -> bool:
-    return isinstance(of_data_source(data_source), LevelTask)
-
-
-for _function in (compute_score, random_score):
-    _function.is_quick = _only_compares  # type: ignore[union-attr]  # read by goldilocks.rewards
+for _function in (compute_score, random_score):  # goldilocks.rewards asks whether a call only compares texts
+    _function.is_quick = lambda data_source, **_: isinstance(of_data_source(data_source), LevelTask)  # type: ignore[union-attr]
