@@ -212,8 +212,7 @@ def _ask_nodes(ray_init: dict[str, Any], files: dict[str, str], env: dict[str, s
         own = ray_init["address"] == PRIVATE
         remedy = f"{install_command('verl')}; look in /tmp/ray and at ulimit -n" if own else "ray start; ray status"
         return Finding("Ray", False, wrong, remedy)
-    found: list[dict[str, Any]] = reports
-    return found
+    return reports
 
 
 def _existing(path: Path) -> Path:

@@ -209,7 +209,6 @@ def arguments(config: DictConfig) -> dict[str, Any]:
     """Return the arguments of ``GRPOConfig`` that mean what verl's config means, which ``check_keys`` has accepted."""
     actor, rollout, data = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.data
     updates = data.train_batch_size // actor.ppo_mini_batch_size * actor.ppo_epochs  # of a batch, verl's step
-    token_level = actor.policy_loss.loss_mode == "vanilla"
     return {
         "num_generations": rollout.n,
         "num_generations_eval": rollout.val_kwargs.n,
@@ -220,7 +219,7 @@ def arguments(config: DictConfig) -> dict[str, Any]:
         **_batches(config),
         "epsilon": actor.clip_ratio_low,
         "epsilon_high": actor.clip_ratio_high,
-        "delta": actor.clip_ratio_c if token_level else None,
+        "delta": actor.clip_ratio_c if actor.policy_loss.loss_mode == "vanilla" else None,
         "entropy_coef": float(actor.entropy_coeff),
         "loss_type": LOSSES[actor.loss_agg_mode],
         "importance_sampling_level": LEVELS[actor.policy_loss.loss_mode],
@@ -370,17 +369,14 @@ class Grader:
         """Return the reward function of TRL's for one of the values; None where an answer does not have it."""
 
         def reward(completions: Sequence[Any], **columns: Any) -> list[float | None]:
-            return [grades.get(name) for grades in self._graded(completions, columns)]
+            # TRL hands the same list to each of its functions; it is held here, so that no other can be taken for it.
+            if completions is not self._batch:
+                self._grades = self._loop.run_until_complete(self._all(completions, columns))
+                self._batch = completions
+            return [grades.get(name) for grades in self._grades]
 
         reward.__name__ = name
         return reward
-
-    def _graded(self, completions: Sequence[Any], columns: Mapping[str, Any]) -> list[Grades]:
-        """TRL hands the same list to each of its functions; it is held here, so that no other can be taken for it."""
-        if completions is not self._batch:
-            self._grades = self._loop.run_until_complete(self._all(completions, columns))
-            self._batch = completions
-        return self._grades
 
     async def _all(self, completions: Sequence[Any], columns: Mapping[str, Any]) -> list[Grades]:
         """Grade each answer; verl calls a reward function so."""

@@ -62,12 +62,8 @@ def on_every_node(files: dict[str, str]) -> list[dict[str, Any]]:
     here = ray.get_runtime_context().get_node_id()
     nodes = sorted(alive(), key=lambda node: (node["NodeID"] != here, node["NodeManagerAddress"]))
     task = ray.remote(num_cpus=0, max_retries=0)(look)
-    asked = {
-        node["NodeID"]: task.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ).remote(PACKAGES, files)
-        for node in nodes
-    }
+    places = {node["NodeID"]: NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes}
+    asked = {name: task.options(scheduling_strategy=one).remote(PACKAGES, files) for name, one in places.items()}
     found: dict[str, dict[str, Any]] = {}
     for name, reference in asked.items():
         try:

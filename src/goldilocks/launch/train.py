@@ -87,8 +87,7 @@ def run(args: argparse.Namespace) -> int:
         for note in filter(None, [*notes, "" if trainer else untested("verl")]):
             console.print(note, soft_wrap=True, highlight=False)
         with interruptible(), Board(console) as board:
-            draw = partial(board.draw, name)
-            line = LiveLine(console, draw, notice=lambda seen: _few_updates(launch.config, seen))
+            line = LiveLine(console, partial(board.draw, name), notice=lambda seen: _few_updates(launch.config, seen))
             outcome = supervise(launch, line, args.stall_timeout)
     if outcome.failure is not None:
         print(f"goldilocks: the run failed: {outcome.failure}", file=sys.stderr)
@@ -147,10 +146,9 @@ def check_keys(config: DictConfig) -> None:
     check_names(config)
     preflight.locate(config)
     preflight.check_budget(config)
-    by_trl = on_trl.chosen(config)
-    if by_trl or uses_collector(config):
+    if on_trl.chosen(config) or uses_collector(config):
         Settings.from_config(config)
-    if by_trl:
+    if on_trl.chosen(config):
         on_trl.check_keys(config)
 
 
