@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +30,6 @@ from goldilocks.types import MIN_STD, REWARD, Cost, OnExhausted, OnFull
 
 logger = logging.getLogger(__name__)
 
-S = TypeVar("S")
 
 FINAL_METRIC = "seq_final_reward"  # after the KL penalty, which is known once log-probs are
 ON_STALE_WEIGHTS = ("warn", "error")
@@ -257,16 +256,13 @@ class Settings:
         return Surplus(self.filter_groups.max_carry_steps, on_full)
 
     def budget(self) -> Budget:
-        return self._own_section(Budget, "goldilocks.budget")
+        return read_section(Budget, "goldilocks.budget", {"goldilocks": vars(self.policies)})
 
     def rewards(self) -> RewardCalls:
         return reward_calls({"goldilocks": vars(self.policies)})
 
     def strata(self) -> StrataSettings:
-        return self._own_section(StrataSettings, "goldilocks.strata")
-
-    def _own_section(self, cls: type[S], name: str) -> S:
-        return read_section(cls, name, {"goldilocks": vars(self.policies)})
+        return read_section(StrataSettings, "goldilocks.strata", {"goldilocks": vars(self.policies)})
 
     def selector(self) -> Selector:
         return build_selector(self.policies.selector, self.policies.selector_kwargs)

@@ -40,9 +40,7 @@ class PPOFilterConfig:
     target_group_size: int = 16  # samples a trained group has at most; the trainer sets it to rollout.n
     target_num_groups: int | None = None  # groups a batch has at most; None keeps every valid one
     min_group_size: int = None  # type: ignore[assignment]  # smaller groups are dropped; None becomes target_group_size // 2 + 1
-    varying_group_sizes: bool = (
-        False  # groups were given different numbers of samples: one with all of its own is whole
-    )
+    varying_group_sizes: bool = False  # groups were given unlike numbers of samples: one with all of its own is whole
 
     reward_threshold: float | None = None  # samples below it are dropped
     max_response_length: int | None = None  # a group all of whose samples reach it is dropped; never a sample

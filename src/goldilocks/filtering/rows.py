@@ -81,11 +81,9 @@ def valid_rows(rows: Rows, on_invalid: str) -> Rows:
     if on_invalid == "error" and not bool(valid.all()):
         worst = int(rows.index[~valid].min())
         at = int((rows.index == worst).nonzero())
-        field, value, wanted = (
-            ("response_lengths", int(rows.length[at]), "at least one response token")
-            if bool(finite[at])
-            else ("rewards", float(rows.reward[at]), "a finite number")
-        )
+        field, value, wanted = "rewards", float(rows.reward[at]), "a finite number"
+        if bool(finite[at]):
+            field, value, wanted = "response_lengths", int(rows.length[at]), "at least one response token"
         accepted = f"{wanted}; with batch_filter.invalid_rows=drop such rows are dropped and counted"
         raise ValueError(f"{field}[{worst}]={value} is not accepted: {accepted}")
     return rows.where(valid)
