@@ -167,29 +167,27 @@ class Collection:
     def _whole(self, requests: Sequence[Request]) -> bool:
         """Whether every group is complete in this round, so that TRL's own view of groups holds."""
         n, count = self._sizes.n, self._processes.count
-        whole = all(request.first == 0 and request.n == n for request in requests)
-        return whole and len(requests) * n % count == 0
+        return all(request.first == 0 and request.n == n for request in requests) and len(requests) * n % count == 0
 
     # -- the batch -----------------------------------------------------------------------------------------------------
 
     def _output(self, batch: Batch) -> dict[str, Any]:
         """Return what TRL made of the round that the batch is, else columns of its rows; note all advantages."""
-        whole = len(self._rounds) == 1 and self._is_round(batch, self._rounds[0][0].requests)
-        made = self._rounds[0][1] if whole else None
+        trained = [(rollout.uid, rollout.index) for group in batch.groups for rollout in group.trained]
+        everything = [(rollout.uid, rollout.index) for group in batch.groups for rollout in group.rollouts]
+        made = None
+        if len(self._rounds) == 1 and not batch.silent:
+            decided, output = self._rounds[0]
+            asked = [(request.uid, number) for request, number, _ in places(decided.requests)]
+            fits = len(asked) % (self._processes.count * self._sizes.parts) == 0
+            # The batch is this round: the same rollouts in the same order, all of them trained.
+            if self._whole(decided.requests) and asked == trained == everything and fits:
+                made = output
         if made is not None and self._processes.count == 1:  # this process generated all of it
-            taken = [(rollout.uid, rollout.index) for group in batch.groups for rollout in group.trained]
-            self.trained = dict(zip(taken, made["advantages"].tolist(), strict=True))
+            self.trained = dict(zip(trained, made["advantages"].tolist(), strict=True))
             return made
         self.trained = self._advantages(batch, self._rewards)
         return made or self._joined(batch.silent)
-
-    def _is_round(self, batch: Batch, requests: Sequence[Request]) -> bool:
-        """Whether the batch is this round: the same rollouts in the same order, all of them trained."""
-        asked = [(request.uid, number) for request, number, _ in places(requests)]
-        taken = [(rollout.uid, rollout.index) for group in batch.groups for rollout in group.trained]
-        everything = [(rollout.uid, rollout.index) for group in batch.groups for rollout in group.rollouts]
-        fits = len(asked) % (self._processes.count * self._sizes.parts) == 0
-        return self._whole(requests) and asked == taken == everything and fits and not batch.silent
 
     def _advantages(self, batch: Batch, rewards: Rewards) -> dict[Place, float]:
         """Return the advantage of every rollout that is trained; baselines are over all rollouts of a group."""
@@ -197,8 +195,7 @@ class Collection:
         found = rewards.advantages([self.rows.get(group) for group in groups])
         values = [value for own in found for value in own.tolist()]
         of = dict(zip((place for group in groups for place in group), values, strict=True))
-        trained = [(rollout.uid, rollout.index) for group in batch.groups for rollout in group.trained]
-        return {place: of[place] for place in trained}
+        return {(one.uid, one.index): of[one.uid, one.index] for group in batch.groups for one in group.trained}
 
     def _joined(self, without: Set[str]) -> dict[str, Any]:
         """Return the columns of the rows with an advantage; those of groups ``without`` only keep the batch's shape."""
@@ -224,8 +221,7 @@ class Collection:
         """
         lacking = {place: row for place in batch.waiting if LOG_PROBS not in (row := self.rows[place]).tensors}
         known = {place: row.tensors[SAMPLED] for place, row in lacking.items() if SAMPLED in row.tensors}
-        rest = [place for place in lacking if place not in known]
-        if rest:
+        if rest := [place for place in lacking if place not in known]:
             mine = self._processes.share([lacking[place] for place in rest])
             known.update(zip(rest, self._processes.gathered(log_probs(mine)), strict=False))
         for place, values in known.items():
@@ -271,8 +267,7 @@ class Batch:
 
 def warn_of_changes(written_for: WrittenFor, versions: str) -> None:
     """Name functions of TRL that are not those of the tested versions: results may differ from what the tests saw."""
-    changed = [function.__qualname__ for function, sources in written_for if not is_known(function, sources)]
-    if changed:
+    if changed := [function.__qualname__ for function, sources in written_for if not is_known(function, sources)]:
         message = "TRL %s has another %s than TRL %s: Goldilocks was not tested with it"
         logger.warning(message, trl.__version__, ", ".join(changed), versions)
 

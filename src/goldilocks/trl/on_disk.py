@@ -73,7 +73,7 @@ NAMES = {
 
 
 class WholeCheckpoints(Base):  # type: ignore[misc]
-    """A mixin for a trainer of TRL's."""
+    """A mixin for a trainer of TRL's that has ``_save_collected(folder)`` and ``_load_collected(folder)``."""
 
     _renamed = False  # whether the checkpoint that was loaded last has weights under other names than the model
 
@@ -112,12 +112,6 @@ class WholeCheckpoints(Base):  # type: ignore[misc]
         self._renamed = bool(load_result.unexpected_keys and load_result.missing_keys)
         if not self._renamed:
             super()._issue_warnings_after_load(load_result)
-
-    def _save_collected(self, folder: Path) -> None:
-        raise NotImplementedError
-
-    def _load_collected(self, folder: Path) -> None:
-        raise NotImplementedError
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """The collector's state first: TRL writes the file that makes the checkpoint count last."""
@@ -284,8 +278,7 @@ class RunRecord(TrainerCallback):
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Write the update's line. Several updates on one batch share its score; only the first counts its groups."""
         self._write(state.global_step, {**self._batch, **self._spent()})
-        kept = ("critic/", *TOTALS)
-        self._batch = {name: value for name, value in self._batch.items() if name.startswith(kept)}
+        self._batch = {name: value for name, value in self._batch.items() if name.startswith(("critic/", *TOTALS))}
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         print(self._closing(), flush=True)
@@ -369,8 +362,7 @@ class WeightsGuardCallback(TrainerCallback):
 
     def see(self, inputs: Mapping[str, Any], log_probs: Tensor) -> None:
         """Add a micro-batch up; call this before ``old_per_token_logps`` is filled with ``log_probs``."""
-        sampled = inputs.get(SAMPLED)
-        if sampled is not None:
+        if (sampled := inputs.get(SAMPLED)) is not None:
             own, fresh = trainers_log_probs(inputs, log_probs, sampled)
             self._sums += gap_sums(own, sampled, fresh).cpu()
 
