@@ -77,8 +77,7 @@ def run(args: argparse.Namespace) -> int:
         kept = whole_groups(args.out, args.n)
         if args.out.exists():
             _require_same_pass(data, answered_by, args.out)
-        missing = [one for one in asked if one.uid not in kept]
-        if missing:
+        if missing := [one for one in asked if one.uid not in kept]:
             model = Model.load(model_path, config, choice.device, rollouts=len(missing) * args.n)
             with growing(args.out, kept) as append:
                 guard(config, workers=1)

@@ -128,8 +128,7 @@ def check_study(study: Study, device: str) -> list[DictConfig]:
         doubled = GROUPS in study.grid and key_of(word) == MINI_BATCH
         require(not doubled, MINI_BATCH, word.partition("=")[2], f"nothing beside --tune {GROUPS}, which sets it")
     arms = study.reported_arms(study.choose([]))[: len(study.recipes)]
-    first = study.combinations[0]
-    others = [{**first, key: value} for key, values in study.grid.items() for value in values[1:]]
+    others = [{**study.combinations[0], key: value} for key, values in study.grid.items() for value in values[1:]]
     configs = []
     for arm in [*arms, *(replace(arms[0], settings=values) for values in others)]:
         config = composed(choose(arm.command(study.overrides), device), Path(arm.name))
@@ -227,8 +226,7 @@ class Turn:
 
         Estimated by cost, since tuning arms may have less to spend than the others.
         """
-        known = self.cost_before > 0
-        seconds, cost = (self.seconds_before, self.cost_before) if known else (elapsed + eta, self.cost)
+        seconds, cost = (self.seconds_before, self.cost_before) if self.cost_before > 0 else (elapsed + eta, self.cost)
         return eta + seconds / cost * self.cost_after / self.at_once
 
 

@@ -36,8 +36,7 @@ def curves(table: Table, results: Results) -> list[Plot]:
     for number, clock in enumerate(table.clocks):
         kind = clock.cost.kind
         base = alt.Chart(draw.data()).encode(
-            x=alt.X("cost:Q", axis=draw.number_axis(COSTS[kind]), scale=alt.Scale(nice=False)),
-            color=by_recipe,
+            x=alt.X("cost:Q", axis=draw.number_axis(COSTS[kind]), scale=alt.Scale(nice=False)), color=by_recipe
         )
         y = alt.Y("accuracy:Q", axis=draw.number_axis("accuracy", "~%"), scale=alt.Scale(zero=False))
         band = base.mark_area(opacity=0.12).encode(y=alt.Y("low:Q", scale=alt.Scale(zero=False)), y2=alt.Y2("high:Q"))

@@ -77,8 +77,7 @@ def caption(table: Table) -> str:
 
 
 def notes(table: Table) -> list[str]:
-    seeds = [line for baseline in table.baselines for line in by_seed(table, baseline)]
-    return [*seeds, *spent(table), *warnings(table)]
+    return [*(line for one in table.baselines for line in by_seed(table, one)), *spent(table), *warnings(table)]
 
 
 def by_seed(table: Table, baseline: str) -> list[str]:

@@ -175,8 +175,7 @@ class StudyFolder:
             for arm in sorted(path.glob("*/arm.json")):
                 if (result := arm.with_name("result.json")).exists():
                     read_whole(result)
-            differing = [key for key in settings if known.get(key) != settings[key]]
-            if differing:
+            if differing := [key for key in settings if known.get(key) != settings[key]]:
                 said = [f"{key} is {json.dumps(known.get(key))}, not {json.dumps(settings[key])}" for key in differing]
                 if "recipes" in differing and list(known.get("recipes", ())) == list(settings["recipes"]):
                     said.append("a recipe was edited since the study began, and its arms would be of two recipes")
@@ -201,8 +200,7 @@ class StudyFolder:
             path.rename(gone)
             shutil.rmtree(gone)
         path.mkdir(parents=True)
-        recipe = {f"recipe {name_of(arm.recipe)}": recipe_digest(arm.recipe)}
-        self._origins[arm.name] = {**self._origin(), **recipe}
+        self._origins[arm.name] = {**self._origin(), f"recipe {name_of(arm.recipe)}": recipe_digest(arm.recipe)}
         write_json(path / "arm.json", {**asdict(arm), "origin": self._origins[arm.name]})
 
     def finish(self, arm: Arm, result: Result) -> Result:
@@ -318,8 +316,7 @@ def read_result(arm: Arm, path: Path, wall_seconds: float, *, alone: bool = True
         )
     validations = []
     for step, data in history.steps.items():
-        accuracy = validation_accuracy(data)
-        if accuracy is not None:
+        if (accuracy := validation_accuracy(data)) is not None:
             costs = {kind: spent.until(kind, step) or 0.0 for kind in COST_NAMES}
             validations.append(Validation(**costs, accuracy=accuracy, levels=by_column(data)))
     file = path / "config.yaml"

@@ -106,11 +106,10 @@ def line_plot(
 
     The line is the field ``trend`` of the rows (``with_trend``); the field ``y`` itself is drawn faintly behind it.
     """
-    y_scale = scale or alt.Scale(zero=False)
     base = alt.Chart(data()).encode(x=x or step_axis(), color=by_run(runs))
 
     def at(field: str) -> alt.Y:
-        return alt.Y(field, type="quantitative", axis=number_axis(y[1], form), scale=y_scale)
+        return alt.Y(field, type="quantitative", axis=number_axis(y[1], form), scale=scale or alt.Scale(zero=False))
 
     shown = tips("run:N", "step:Q", alt.Tooltip(y[0], type="quantitative", title=y[1]))
     return layered(

@@ -103,8 +103,7 @@ def _history(file: Path, missing: list[str]) -> History:
         missing.append(f"{METRICS} is not there: no step has been logged (trainer.logger needs 'file')")
         return History({})
     history = History.of(chain(*starts))
-    broken = sum(lines.broken for lines in starts)
-    if broken:
+    if broken := sum(lines.broken for lines in starts):
         missing.append(f"{METRICS}: lines that are not whole and left out: {broken}")
     if not history:
         missing.append(f"{METRICS} holds no step")
@@ -120,8 +119,7 @@ def _dumps(directory: Path, missing: list[str]) -> list[Dump]:
     dumps = read_dumps(directory) if directory.is_dir() else []
     if not dumps:
         missing.append("rollouts/ holds no answers: trainer.rollout_data_dir did not point there")
-    broken = sum(dump.broken for dump in dumps)
-    if broken:
+    if broken := sum(dump.broken for dump in dumps):
         missing.append(f"rollouts/: lines that are not whole and left out: {broken}")
     return [dump for dump in dumps if dump.groups]
 

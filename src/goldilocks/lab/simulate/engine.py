@@ -157,7 +157,9 @@ class SimulatedEngine(Backend):
 
     def _draw(self, prompt: Prompt, uid: str, index: int) -> tuple[int, Rollout | Failure]:
         config = self.config
-        right, length, waiting, failing, broken = _uniforms(f"{self._seed}/{prompt.key}/{uid}/{index}")
+        name = f"{self._seed}/{prompt.key}/{uid}/{index}".encode()
+        words = _FIVE_WORDS.unpack(blake2b(name, digest_size=_FIVE_WORDS.size).digest())
+        right, length, waiting, failing, broken = [((word >> 12) + 0.5) * _UNIT for word in words]
         wait = int(-config.wait * math.log(waiting))
         if self._lengths:
             seen = self._lengths[prompt.index]
@@ -169,11 +171,6 @@ class SimulatedEngine(Backend):
             return wait, Failure(uid, index, "engine", int(broken * tokens))
         reward = float(right < self.learner.pass_rate(prompt.index))
         return wait, Rollout(uid, index, reward, tokens, METRICS[reward], truncated=longest > config.max_tokens)
-
-
-def _uniforms(name: str) -> tuple[float, ...]:
-    words = _FIVE_WORDS.unpack(blake2b(name.encode(), digest_size=_FIVE_WORDS.size).digest())
-    return tuple([((word >> 12) + 0.5) * _UNIT for word in words])
 
 
 class Learner:
@@ -191,8 +188,7 @@ class Learner:
     def pass_rate(self, index: int) -> float:
         """Return the chance that an answer to this prompt is right now."""
         p, gain = self._initial[index], self._gain[index] + self._common + self._lifted[self._strata[index]]
-        still = not gain or p in (0.0, 1.0)
-        return float(p if still else 1 / (1 + (1 - p) / p * math.exp(-gain)))
+        return float(p if not gain or p in (0.0, 1.0) else 1 / (1 + (1 - p) / p * math.exp(-gain)))
 
     def train(self, batch: Iterable[Group]) -> None:
         for group in batch:

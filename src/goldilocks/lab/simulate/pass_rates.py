@@ -95,8 +95,7 @@ def read_pass_rates(path: Path | str) -> PassRates:
     rows, path = records.read_records(path), Path(path)
     dumps = path if path.is_dir() else path.parent
     for metrics in dumps.parent.glob("metrics*.jsonl") if path.is_dir() or path.stem.isdecimal() else ():
-        dropped = [name for name in History.of(Lines(metrics)).names if name.startswith("filter/dropped/")]
-        if dropped:
+        if dropped := [name for name in History.of(Lines(metrics)).names if name.startswith("filter/dropped/")]:
             said = f"the run dropped groups ({metrics} has {dropped[0]}) and dumped those it kept"
             raise ValueError(f"{path}: {said}; {OTHER_RUN}")
     try:
@@ -187,10 +186,9 @@ def _one_row_a_rollout(rows: Sequence[Record], score: str, prompt: str) -> PassR
         return np.array([math.fsum(values[place] for place in places) / len(places) for places in rollouts.values()])
 
     firsts = [places[0] for places in rollouts.values()]
-    of_rollouts = records.columns_of(rows)
     of_prompts = {  # what the rows of a prompt agree in; the rest is of the answers
         name: [values[place] for place in firsts]
-        for name, values in of_rollouts.items()
+        for name, values in records.columns_of(rows).items()
         if all(values[place] == values[places[0]] for places in rollouts.values() for place in places)
     }
     return PassRates(
@@ -222,8 +220,7 @@ def _lengths(row: Record) -> list[float]:
 
 
 def _length(row: Record) -> float:
-    column = records.first_column(LENGTH_COLUMNS, row)
-    if column:
+    if column := records.first_column(LENGTH_COLUMNS, row):
         tokens = records.number(row, column)
         require(tokens >= 0, column, tokens, "a number of tokens, 0 or more")
         return max(tokens, 1.0)
