@@ -78,8 +78,7 @@ class Process:
         try:
             connection.send_bytes(message)
             await replied.wait()
-            found: Outcome = pickle.loads(connection.recv_bytes())
-            return found
+            return pickle.loads(connection.recv_bytes())
         except (EOFError, ConnectionError):
             self.end()
             raise RuntimeError(f"the process of a reward function ended with {self._popen.returncode}") from None

@@ -129,8 +129,7 @@ class Progress:
     def add(self, record: dict[str, Any]) -> None:
         """Take one line of metrics.jsonl: a validation, a training step, or both."""
         self.step, data = record["step"], record["data"]
-        accuracy = validation_accuracy(data)
-        if accuracy is not None:
+        if (accuracy := validation_accuracy(data)) is not None:
             self.validations.append((self.step, accuracy))
         if SCORE not in data:
             return

@@ -145,18 +145,16 @@ def _read_csv(path: Path) -> list[Record]:
         number = re.search(r"Row #(\d+)", str(error))
         where = f"{path}:{number[1]}" if number else str(path)
         raise ValueError(f"{where}: {str(error).splitlines()[0]}") from None
-    rows: list[Record] = table.to_pylist()
-    return rows
+    return table.to_pylist()
 
 
 def _read_parquet(path: Path) -> list[Record]:
     from pyarrow import ArrowInvalid, parquet
 
     try:
-        rows: list[Record] = parquet.read_table(path).to_pylist()
+        return parquet.read_table(path).to_pylist()
     except ArrowInvalid as error:
         raise ValueError(f"{path}: not a parquet file: {str(error).splitlines()[0]}") from None
-    return rows
 
 
 def json_lines(rows: Iterable[Mapping[str, object]]) -> str:
