@@ -173,7 +173,8 @@ def merged(model: Any) -> Iterator[tuple[str, Tensor]]:
     base = model.get_base_model()
     layers: dict[str, nn.Module] = {}  # what PEFT put in the place of a layer; of layers in one another, the outermost
     for name, module in base.named_modules():  # parents first
-        if isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper) and not _is_inside(name, layers):
+        adapted = isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper)
+        if adapted and not _is_inside(name, layers):
             layers[name] = module
     for name, tensor in base.state_dict().items():
         if not _is_inside(name, layers):

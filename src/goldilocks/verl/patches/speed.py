@@ -205,8 +205,9 @@ def own_log_probs(original: Function) -> Function:
         old = own if given is None else torch.where(given.values().isnan(), own.to(given.dtype), given.values())
         lengths = data["responses"].offsets().diff()
         # Give torch the longest row: without it, a tensor is padded to the sum of all lengths.
-        reach = {"min_seqlen": int(lengths.min()), "max_seqlen": int(lengths.max())}
-        data["old_log_probs"] = torch.nested.nested_tensor_from_jagged(old, mask.offsets(), **reach)
+        data["old_log_probs"] = torch.nested.nested_tensor_from_jagged(
+            old, mask.offsets(), min_seqlen=int(lengths.min()), max_seqlen=int(lengths.max())
+        )
         tokens = tu.get_non_tensor_data(data, WHOLE_TOKENS, None)
         tu.assign_non_tensor(data, global_batch_size=rows, batch_num_tokens=tokens)
         loss, metrics = original(config, model_output, data, dp_group)

@@ -262,10 +262,10 @@ class CollectorTrainer(Driven, Base):
         batch.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
         return batch
 
-    def _balance_batch(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+    def _balance_batch(self, batch: KVBatchMeta, metrics: dict, *args: Any, **kwargs: Any) -> KVBatchMeta:
         """Divide a batch among the ranks. For one, too, verl would search for the best way: 0.2 s for 512 rows."""
         if self._ranks > 1:
-            return super()._balance_batch(batch, metrics)
+            return super()._balance_batch(batch, metrics, *args, **kwargs)
         multiple = self._get_required_batch_multiple(1)
         batch = upsample_batch_to_divisible_size(batch, multiple, self.tokenizer.eos_token_id)
         lengths = [tag["seq_len"] for tag in batch.tags]
