@@ -126,7 +126,7 @@ def reward_calls(config: Mapping[str, Any]) -> RewardCalls:
 _type_hints = functools.cache(get_type_hints)  # types are text in the source, which Python evaluates at each call
 
 
-def read_section(cls: type[S], name: str, config: Mapping[str, Any]) -> S:
+def read_section(cls: type[S], name: str, config: Mapping[str, Any], *, finite: bool = True) -> S:
     """Return a section of the config as its dataclass; an unknown key is an error that suggests the nearest."""
     hints = _type_hints(cls)  # type: ignore[arg-type]  # mypy: a generic type is not hashable
     given = value_at(config, name) or {}
@@ -136,6 +136,6 @@ def read_section(cls: type[S], name: str, config: Mapping[str, Any]) -> S:
     refuse_unknown(name, chosen, sorted(hints))
     for key, value in chosen.items():
         require_type(f"{name}.{key}", value, hints[key])
-        bad = isinstance(value, float) and not math.isfinite(value)
+        bad = finite and isinstance(value, float) and not math.isfinite(value)
         require(not bad, f"{name}.{key}", value, "a finite number")
     return cls(**chosen)

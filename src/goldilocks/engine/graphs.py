@@ -9,6 +9,7 @@ reads and writes lies at fixed addresses; weights are updated in place; so a gra
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
@@ -23,7 +24,8 @@ from goldilocks.engine.decoder import Decoder, KernelWindow, Sampled, cut
 from goldilocks.engine.layers import Fused, fits, settle_rotary
 
 SMALLEST = 8  # rows of the smallest graph: with fewer, a step takes as long
-FEW_TOKENS = 8192  # to read more takes the GPU longer than the host takes to launch it
+FEW_TOKENS = 1024  # to read more takes the GPU longer than the host takes to launch it, of a 1.5B model on an H200
+SIGHTS = 3  # of a size before it is captured: after each sleep everything is captured anew
 FUSED_LAYERS = True  # of a model that allows it; a benchmark compares with its own modules
 
 
@@ -35,6 +37,7 @@ class GraphDecoder(Decoder):
     def __init__(self, model: PreTrainedModel, slots: int, max_length: int, pad_id: int, device: torch.device) -> None:
         self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
         self._readings: dict[torch.Size, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
+        self._sights: Counter[tuple[int, int]] = Counter()
         self._pool = torch.cuda.graph_pool_handle()
         self._tick = torch.zeros(1, dtype=torch.long, device=device)
         self._uniforms = torch.zeros(self.stride, slots, 2, device=device)
@@ -48,6 +51,7 @@ class GraphDecoder(Decoder):
     def release(self) -> None:
         self._graphs.clear()
         self._readings.clear()
+        self._sights.clear()
         self._pool = torch.cuda.graph_pool_handle()  # the old one died with the last graph that used it
         super().release()
         torch.cuda.empty_cache()
@@ -61,8 +65,9 @@ class GraphDecoder(Decoder):
         if self._fused is None:
             return super()._fill(rows, tokens)
         count, length = tokens.shape
-        height, width = self.bucket(count), max(SMALLEST, 1 << (length - 1).bit_length())
-        if height * width > FEW_TOKENS or width > self.max_length:
+        height, width = min(self.slots, 1 << (count - 1).bit_length()), max(SMALLEST, 1 << (length - 1).bit_length())
+        self._sights[height, width] += 1
+        if height * width > FEW_TOKENS or width > self.max_length or self._sights[height, width] < SIGHTS:
             return self._fused.fill(tokens, rows, self.store)
         places = torch.cat([rows, rows[:1].expand(height - count)])
         texts = torch.nn.functional.pad(tokens, (0, width - length), value=self.pad_id)

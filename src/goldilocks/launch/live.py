@@ -93,7 +93,7 @@ def counted(total: int, unit: str) -> Iterator[Callable[[str], None]]:
             elapsed = time.monotonic() - started
             if names:
                 progress.step += 1
-                progress.seconds.append(elapsed - sum(progress.seconds))
+                progress.seconds = [elapsed / progress.step]  # they end in waves: the last ones say little
             names.append(name)
             line.show(True, progress, elapsed)
 

@@ -111,6 +111,7 @@ class Collection:
         if self.driver is not None:
             self.rows.groups |= {uid: rows for uid, (_, rows) in self._of_update.items()}
             self.driver.put_back([group for group, _ in self._of_update.values()])
+            self._update, self._of_update = -1, {}
 
     def _lead(self, driver: Driver) -> Batch:
         """Fill a batch. The other processes are sent every round, then the batch, or what is raised on the way."""

@@ -269,6 +269,7 @@ class RunRecord(TrainerCallback):
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Keep what an earlier start of the run wrote, and write the configuration unless it is there."""
         self._run.path.mkdir(parents=True, exist_ok=True)
+        self._dumped = None
         if not state.global_step:
             set_aside(self._run.metrics)
         if not self._run.config.exists():

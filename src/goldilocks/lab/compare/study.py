@@ -300,8 +300,9 @@ def read_whole(file: Path) -> Result:
     """Return the result in a file, with the types that its fields have; anything else is an error."""
     with told(file, "delete it, and the same command runs its arm again"):
         values = json.loads(file.read_text())
-        validations = [read_section(Validation, "validation", {"validation": one}) for one in values["validations"]]
-        return read_section(Result, "result", {"result": {**values, "validations": tuple(validations)}})
+        found = [{"validation": one} for one in values["validations"]]  # which may be NaN, as a reward may
+        validations = tuple(read_section(Validation, "validation", one, finite=False) for one in found)
+        return read_section(Result, "result", {"result": {**values, "validations": validations}}, finite=False)
 
 
 def read_result(arm: Arm, path: Path, wall_seconds: float, *, alone: bool = True) -> Result:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable
 from importlib.metadata import version
@@ -135,6 +136,14 @@ def test_a_damaged_file_is_named_before_an_arm_begins_and_deleted_it_is_made_aga
     file.unlink()
     run(tmp_path, study(), runner)
     assert runner.ran == (["dapo-seed1"] if name != "study.json" else [])
+
+
+def test_an_arm_whose_validation_is_no_number_is_not_made_again(tmp_path):
+    run(tmp_path, study("grpo"), Runner())
+    file, runner = tmp_path / "grpo-seed1" / "result.json", Runner()
+    file.write_text(re.sub(r'"accuracy": [\d.]+', '"accuracy": NaN', file.read_text()))
+    run(tmp_path, study("grpo"), runner)
+    assert runner.ran == []
 
 
 def test_a_folder_of_the_users_that_is_named_like_an_arm_is_left_alone(tmp_path):

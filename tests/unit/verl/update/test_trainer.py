@@ -157,10 +157,9 @@ def test_one_rank_gets_the_batch_that_verl_would_give_it() -> None:
     def balanced(balance: Any) -> tuple[KVBatchMeta, dict[str, float]]:
         keys = [f"g{row}_0_0" for row in range(5)]
         batch = KVBatchMeta(keys=keys, tags=[{"seq_len": 3 + row * row % 4} for row in range(5)], partition_id="train")
-        trainer = SimpleNamespace(
-            _ranks=1, _get_required_batch_multiple=lambda ranks: ranks, tokenizer=SimpleNamespace(eos_token_id=0)
-        )
-        trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": [0]})
+        workers, tokenizer = SimpleNamespace(_dispatch_info={"actor": [0]}), SimpleNamespace(eos_token_id=0)
+        trainer = SimpleNamespace(_ranks=1, actor_rollout_wg=workers, tokenizer=tokenizer)
+        trainer._get_required_batch_multiple = lambda ranks: ranks
         metrics: dict[str, float] = {}
         return balance(trainer, batch, metrics), metrics
 
