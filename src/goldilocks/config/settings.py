@@ -30,7 +30,6 @@ from goldilocks.types import MIN_STD, REWARD, Cost, OnExhausted, OnFull
 
 logger = logging.getLogger(__name__)
 
-
 FINAL_METRIC = "seq_final_reward"  # after the KL penalty, which is known once log-probs are
 ON_STALE_WEIGHTS = ("warn", "error")
 UNNAMED = (None, REWARD)  # verl's own default is the reward: it cannot be told from a metric that nobody named

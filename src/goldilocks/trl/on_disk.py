@@ -153,7 +153,7 @@ class Saved:
         """Write everything; each process writes the batch it is training."""
         folder.mkdir(parents=True, exist_ok=True)
         save_file(_flat(buffered or ()), folder / self._batch_file)
-        self._collection.gathered([])  # no rows, and what the rewards of a validation have cost
+        self._collection.take_costs()  # of a validation
         if self._collection.driver is not None:
             self._collection.driver.save(folder, step=step, processes=self._processes.count)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,6 @@ class CollectedTrainer(on_disk.WholeCheckpoints):
     written_for: WrittenFor  # what is overridden or called of TRL's trainer
     # Whether TRL returns sampled log-probs with the ids, and rows lack the log-probs of the policy that wrote them.
     _ratio_per_token: bool
-    _rewards: Callable[[], Rewards]
     _rows_stand_alone: Any  # bool: whether a row without advantage has no part in the loss
     _mean_of_rows: Any  # bool: whether the policy's term of the loss is divided by the number of rows
     train_dataset: Any  # TRL's own, which has no types
@@ -279,6 +278,9 @@ class CollectedTrainer(on_disk.WholeCheckpoints):
         asked: int = len(state.active_dataloader.dataset) * self.num_generations_eval
         together: int = self.args.eval_batch_size * self.accelerator.num_processes
         return min(answers, (asked - 1) % together + 1)
+
+    def _rewards(self) -> Rewards:
+        raise NotImplementedError
 
     # -- log-probs -----------------------------------------------------------------------------------------------------
 
