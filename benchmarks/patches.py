@@ -39,7 +39,7 @@ import switched_patches as switches
 
 WARM_UP = [[], [switches.SINGLE_TURN], []]  # what is off in the first steps, which do not count
 CASES = (
-    "log-probs", "rows-by-length", "response-logits", "packed-rows", "messages", "single-turn",
+    "log-probs", "rows-by-length", "packed-rows", "messages", "single-turn",
     "messages+packed-rows", "messages+packed-rows+single-turn",
 )  # fmt: skip
 PARTS = {

@@ -70,7 +70,7 @@ loses without the others:
 
 ```
 ok    plug-in         live in a Ray worker, 9 additions
-ok    patches         13 of 13 live: process-group, critic-attention, trl-value-heads, log-probs, one-pass, …
+ok    patches         12 of 12 live: process-group, critic-attention, trl-value-heads, log-probs, one-pass, …
 ```
 
 With the package installed and nothing of ours asked for, every function is verl's own. The environment variable
@@ -147,8 +147,8 @@ training worker.
 | `messages` | 8.66 | 2.14 | 0.12 | 5.94 | 0.21 | 0.26 | 1.031 (0.996 to 1.066) | 38.62 | 1.000 | 2 |
 
 `single-turn` and `messages` are no patches: rollouts made many at a time ([below](#what-is-followed-and-not-replaced)),
-and many requests in one message. `one-pass` stays by decision and was not switched off: [1.7 s of a
-step](lab/trainer.md#on-a-gpu).
+and many requests in one message. `response-logits`, without which the logits of prompts are computed too, is part of
+`log-probs` since. `one-pass` stays by decision and was not switched off: [1.7 s of a step](lab/trainer.md#on-a-gpu).
 
 `held-outputs` acts on vLLM alone (0.20.2): 512 requests of 300 tokens to the same shape on one H200, 19 November 2026,
 by `python benchmarks/vllm_requests.py --device cuda --model 1.5b --requests 512 --tokens 300`, then with `--plain`:

@@ -16,7 +16,6 @@ PATCHES: tuple[Patch, ...] = (
     speed.LOG_PROBS,
     speed.ONE_PASS,
     speed.ROWS_BY_LENGTH,
-    speed.RESPONSE_LOGITS,
     speed.PACKED_ROWS,
     speed.BEST_OF_DRAWS,
     trainers.CUDNN_ATTENTION,

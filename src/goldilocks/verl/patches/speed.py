@@ -1,8 +1,8 @@
 """The same values in less time: log-probs, rows of different lengths, messages of the TransferQueue, validations.
 
-**Log-probs** without flash-attn are taken of many rows at a time, from the logits of the responses alone. The logits of
-a prompt are 49 to 152 thousand numbers per token that no loss reads. Rows are padded on the right, so the responses of
-a micro-batch lie in one window of columns, from the end of the shortest prompt to the last column but one. transformers
+**Log-probs** of padded rows are taken of many tokens at a time, from the logits of the responses alone. The logits of a
+prompt are 49 to 152 thousand numbers per token that no loss reads. Rows are padded on the right, so the responses of a
+micro-batch lie in one window of columns, from the end of the shortest prompt to the last column but one. transformers
 computes logits of a window (``logits_to_keep``), and the log-probs outside of it are zeros that are cut off with the
 prompt. Where the trainer says so (``goldilocks.verl.update.log_probs``), the update's own forward pass also gives
 ``old_log_probs``. The trainer then sends how many rows and response tokens the batch has: they normalise the loss.
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 LOGITS_PER_BLOCK = 1 << 26  # 256 MiB in fp32, so that peak memory stays low
 WINDOW = "goldilocks_window"  # the first column whose logits are computed
+KERNELS = ("FLAH_ATTN", "NPU")  # by which verl takes log-probs of many tokens itself, as it spells them
 # What starting a micro-batch costs, in tokens: one with fewer is not worth its kernels' launches.
 START_TOKENS = 4096
 
@@ -60,52 +61,36 @@ PLAIN = {bool, int, float, np.bool_, np.int64, np.float64}
 # -- log-probs ---------------------------------------------------------------------------------------------------------
 
 
-def logprobs_by_blocks(original: Function) -> Function:
-    """Take log-probs by blocks of rows. verl's loop goes row by row, and its rows are single tokens."""
+def log_probs_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Take log-probs by blocks of tokens. verl's loop without flash-attn goes token by token."""
+    import torch
 
-    @functools.wraps(original)
-    def logprobs_from_logits_v2(logits: Any, labels: Any) -> Any:
-        import torch
-
-        vocabulary, exact = logits.shape[-1], logits.dtype in (torch.float32, torch.float64)
-        rows, picks = logits.reshape(-1, vocabulary), labels.reshape(-1, 1)
-        size = max(1, LOGITS_PER_BLOCK // vocabulary)
-        found = []
-        for block, pick in zip(rows.split(size), picks.split(size), strict=True):
-            # verl's two formulas: in half precision logsumexp is not accurate enough
-            scores = (block if exact else block.log_softmax(-1)).gather(-1, pick).squeeze(-1)
-            found.append(scores - block.logsumexp(-1) if exact else scores)
-        return torch.cat(found).view(labels.shape)
-
-    return logprobs_from_logits_v2
-
-
-LOG_PROBS = Patch(
-    name="log-probs",
-    kind=Kind.SPEED,
-    module="verl.utils.torch_functional",
-    replaced={"logprobs_from_logits_v2": logprobs_by_blocks},
-    written_for={"logprobs_from_logits_v2": "1074be97faf338ae"},
-    reason="without flash-attn verl loops over single tokens: 417 ms where this takes 2",
-    changes="nothing on the CPU, gradients included; on a GPU a block may be summed in another order than a row",
-    without="a step takes 3.86 times as long",
-    needless_when="verl's fallback without flash-attn takes many tokens at once",
-)
+    vocabulary, exact = logits.shape[-1], logits.dtype in (torch.float32, torch.float64)
+    rows, picks = logits.reshape(-1, vocabulary), labels.reshape(-1, 1)
+    size = max(1, LOGITS_PER_BLOCK // vocabulary)
+    found = []
+    for block, pick in zip(rows.split(size), picks.split(size), strict=True):
+        # verl's two formulas: in half precision logsumexp is not accurate enough
+        scores = (block if exact else block.log_softmax(-1)).gather(-1, pick).squeeze(-1)
+        found.append(scores - block.logsumexp(-1) if exact else scores)
+    return torch.cat(found).view(labels.shape)
 
 
 def ask_for_a_window(original: Function) -> Function:
-    """The model's inputs, with the columns whose logits are wanted."""
+    """The model's inputs, with the columns whose logits are wanted: all, where verl does not say where prompts end."""
 
     @functools.wraps(original)
     def prepare_model_inputs(self: Any, micro_batch: Any) -> Any:
         inputs, output_args = original(self, micro_batch)
-        if _only_responses_count(self, micro_batch):
+        if _only_log_probs_count(self, micro_batch):
             import torch
 
-            lengths = micro_batch["input_ids"].offsets().diff()
-            first = int((lengths - micro_batch["responses"].offsets().diff()).min()) - 1
+            lengths, responses = micro_batch["input_ids"].offsets().diff(), micro_batch.get("responses", None)
+            nested = responses is not None and responses.is_nested  # verl's V0 trainer sends them padded
+            first = int((lengths - responses.offsets().diff()).min()) - 1 if nested else 0
             width = inputs["input_ids"].shape[1]
-            inputs["logits_to_keep"] = torch.arange(first, width - 1, device=inputs["input_ids"].device)
+            if "logits_to_keep" in inspect.signature(self.module.forward).parameters:
+                inputs["logits_to_keep"] = torch.arange(first, width - 1, device=inputs["input_ids"].device)
             output_args[WINDOW] = first
             output_args["labels"] = inputs["input_ids"][:, first + 1 :]
         return inputs, output_args
@@ -122,38 +107,37 @@ def read_a_window(original: Function) -> Function:
     ) -> Any:
         if WINDOW not in output_args:
             return original(self, output, output_args, micro_batch, logits_processor_func)
+        from torch.utils.checkpoint import checkpoint
         from verl.utils import tensordict_utils as tu
         from verl.utils import torch_functional
 
+        first, labels = output_args[WINDOW], output_args["labels"]
         logits = output.logits
+        if logits.shape[1] > labels.shape[1]:  # of a model that computes them all
+            logits = logits[:, first:-1]
         if not output_args.get("temperature_is_one", False):  # not every verl looks
             logits = logits / output_args["temperature"][:, None, None].to(logits.dtype)
-        rows, columns, words = logits.shape
-        log_probs = torch_functional.logprobs_from_logits(
-            logits.reshape(rows * columns, words), output_args["labels"].reshape(-1)
-        )
-        found = {"log_probs": log_probs.view(rows, columns)}
+        quick = any(getattr(torch_functional, f"{kind}_CROSS_ENTROPY_LOSS_AVAILABLE", False) for kind in KERNELS)
+        found = {"log_probs": (torch_functional.logprobs_from_logits if quick else log_probs_of)(logits, labels)}
         if tu.get_non_tensor_data(micro_batch, "calculate_entropy", False):
-            found["entropy"] = torch_functional.entropy_from_logits(logits)
+            entropy = torch_functional.entropy_from_logits
+            again = self.engine_config.entropy_checkpointing
+            found["entropy"] = checkpoint(entropy, logits, use_reentrant=False) if again else entropy(logits)
         offsets = micro_batch["input_ids"].offsets()
-        return {name: _placed(values, output_args[WINDOW], offsets) for name, values in found.items()}
+        return {name: _placed(values, first, offsets) for name, values in found.items()}
 
     prepare_model_outputs.reads_a_window = True  # type: ignore[attr-defined]
     return prepare_model_outputs
 
 
-def _only_responses_count(engine: Any, micro_batch: Any) -> bool:
-    """Whether nothing but the responses' log-probs and entropies is read, and the model can compute a window."""
+def _only_log_probs_count(engine: Any, micro_batch: Any) -> bool:
+    """Whether rows are padded, and nothing but log-probs and entropies of their tokens is read."""
     from verl.utils import tensordict_utils as tu
 
     wanted_whole = ("use_fused_kernels", "calculate_sum_pi_squared", "distillation_use_topk", "distillation_only")
     reads = getattr(type(engine).prepare_model_outputs, "reads_a_window", False)  # a critic's outputs are values
     padded = not tu.get_non_tensor_data(micro_batch, "use_remove_padding", True)
-    plain = not any(tu.get_non_tensor_data(micro_batch, key, False) for key in wanted_whole)
-    nested = "responses" in micro_batch and micro_batch["responses"].is_nested  # verl's V0 trainer sends them padded
-    if not (reads and padded and plain and nested) or engine.engine_config.entropy_checkpointing:
-        return False
-    return "logits_to_keep" in inspect.signature(engine.module.forward).parameters
+    return reads and padded and not any(tu.get_non_tensor_data(micro_batch, key, False) for key in wanted_whole)
 
 
 def _placed(window: Any, first: int, offsets: Any) -> Any:
@@ -167,8 +151,8 @@ def _placed(window: Any, first: int, offsets: Any) -> Any:
     return torch.nested.nested_tensor_from_jagged(padded[kept], offsets)
 
 
-RESPONSE_LOGITS = Patch(
-    name="response-logits",
+LOG_PROBS = Patch(
+    name="log-probs",
     kind=Kind.SPEED,
     module="verl.workers.engine.fsdp.transformer_impl",
     replaced={
@@ -179,10 +163,10 @@ RESPONSE_LOGITS = Patch(
         "FSDPEngineWithLMHead.prepare_model_inputs": ("e7a30a3b61b58c8b", "72c8a6bf3ebdbc09"),
         "FSDPEngineWithLMHead.prepare_model_outputs": ("5239f536e8f617e3", "70fabcba8ab36ac6"),
     },
-    reason="no loss reads the logits of a prompt, and they are most of the memory",
-    changes="log-probs of prompts, which nothing reads, are 0",
-    without="+4 %, and 12 % more memory",
-    needless_when="verl asks transformers for the logits of responses alone (logits_to_keep)",
+    reason="without flash-attn verl takes log-probs of one token at a time, and logits of prompts, which no loss reads",
+    changes="log-probs of prompts are 0; on a GPU a block may be summed in another order than a token",
+    without="a step takes 3.86 times as long; with the prompts' logits alone +4 %, and 12 % more memory",
+    needless_when="verl takes log-probs of many tokens at once, and of responses alone (logits_to_keep)",
 )
 
 

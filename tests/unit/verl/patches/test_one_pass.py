@@ -214,13 +214,29 @@ def test_without_the_size_of_the_whole_batch_the_loss_is_verls(model, request):
     assert reduce_metrics(found[2]).keys() == reduce_metrics(expected[2]).keys()
 
 
+class WithoutWindows(torch.nn.Module):
+    """A model that computes the logits of every token."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids, attention_mask, position_ids, use_cache):
+        return self.model(input_ids, attention_mask, position_ids, use_cache=use_cache)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_log_probs_and_entropies_of_responses_are_those_of_the_whole_rows(model, temperature, request):
+@pytest.mark.parametrize("kind", ["nested", "V0 pads responses", "a model without windows", "entropy_checkpointing"])
+def test_log_probs_and_entropies_of_responses_are_those_of_the_whole_rows(model, temperature, kind, request):
     data = batch_of()
     tu.assign_non_tensor(data, temperature=temperature, calculate_entropy=True)
     expected = Engine(model).forward_backward_batch(data, None, forward_only=True)["model_output"]
     request.getfixturevalue("quick")
-    found = Engine(model).forward_backward_batch(data, None, forward_only=True)["model_output"]
+    if kind == "V0 pads responses":
+        data["responses"] = torch.nested.to_padded_tensor(data["responses"], padding=0)
+    engine = Engine(WithoutWindows(model) if kind == "a model without windows" else model)
+    engine.engine_config.entropy_checkpointing = kind == "entropy_checkpointing"
+    found = engine.forward_backward_batch(data, None, forward_only=True)["model_output"]
     for name in ("log_probs", "entropy"):
         one, other = (response_from_nested(side[name], data["response_mask"]) for side in (found, expected))
         torch.testing.assert_close(one.values(), other.values(), rtol=1e-4, atol=1e-5)

@@ -35,7 +35,7 @@ NEEDED = {"process-group", "critic-attention", "trl-value-heads"}
 
 def test_few_are_for_speed_few_sources_are_relied_upon_and_names_of_patches_and_kinds_do_not_clash() -> None:
     """Each is something that a release of verl can break: measure a new one (benchmarks/patches.py), end an old one."""
-    assert sum(patch.kind is Kind.SPEED for patch in PATCHES) <= 7
+    assert sum(patch.kind is Kind.SPEED for patch in PATCHES) <= 6
     assert len({(patch.module, name) for patch in PATCHES for name in patch.written_for}) <= 40
     names = [patch.name for patch in PATCHES]
     assert len({*names, "none", "all", *(kind.value for kind in Kind)}) == len(names) + 2 + len(Kind)
@@ -224,7 +224,7 @@ def test_log_probs_and_their_gradient_are_exactly_verls(
     labels = torch.randint(0, vocabulary, shape, generator=generator)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(speed, "LOGITS_PER_BLOCK", block)
-        ours, our_gradient = _with_gradient(speed.logprobs_by_blocks(original), logits, labels)
+        ours, our_gradient = _with_gradient(speed.log_probs_of, logits, labels)
     theirs, their_gradient = _with_gradient(original, logits, labels)
     assert torch.equal(ours, theirs)
     assert torch.equal(our_gradient, their_gradient)
