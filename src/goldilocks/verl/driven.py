@@ -9,13 +9,16 @@ verl counts the updates as if no group were dropped: an upper bound.
 
 Validation adds accuracy by the columns of ``goldilocks.validate_by`` and, on V1, how many answers failed. verl names an
 answer by the uid of its prompt and does not keep the row of the data. So a data loader remembers the rows: verl 0.9.1
-writes the uid into them (V1) or takes the uid that they have (V0).
+writes the uid into them (V1) or takes the uid that they have (V0). Of several answers to a problem verl takes the best
+and the worst of a thousand draws one draw after the other, while the GPU waits: here all draws are one array.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,6 +45,7 @@ from goldilocks.verl.tested import untested
 logger = logging.getLogger(__name__)
 
 Batch = dict[str, Any]
+PLAIN: Any = (int, float, np.int64, np.bool_)  # in order as their float64 are; numpy rounds a float beside a float32
 
 
 class DatasetSource(TablePrompts):
@@ -56,8 +60,7 @@ class DatasetSource(TablePrompts):
         """The chat messages of each prompt, without building training rows if the data set allows it."""
         key = getattr(self.dataset, "prompt_key", None)
         if self.table is not None and key is not None:
-            messages: Iterable[Any] = self.table[key]
-            return messages
+            return iter(self.table[key])
         return (self.dataset[index]["raw_prompt"] for index in range(len(self.dataset)))
 
     def media(self) -> Sequence[str]:
@@ -139,8 +142,7 @@ class Driven:
         if meter.budget.costs:
             metrics["budget/spent"] = meter.share
         if meter.budget.validations is not None:
-            due = meter.validation_due()
-            trainer.test_freq = self.global_steps if due or last else 0
+            trainer.test_freq = self.global_steps if meter.validation_due() or last else 0
         if last:
             for key in ("test_freq", "save_freq"):
                 trainer[key] = self.global_steps if trainer[key] > 0 else trainer[key]
@@ -204,24 +206,66 @@ class Driven:
             self.val_dataloader = loader
 
     def _val_metrics_update(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        metrics: dict[str, float] = super()._val_metrics_update(*args, **kwargs)  # type: ignore[misc]
-        uids: Sequence[str] = args[1]
-        infos: Mapping[str, Sequence[Any]] = args[2]
+        sources, uids, infos, turns = args
+        expected: Mapping[Any, int] | None = kwargs.get("expected_acc_counts")  # how many each prompt was asked for
+        ours = validation_figures(sources, uids, infos, expected or {})
+        left = args if ours is None else ([], [], {}, turns)  # verl then counts the turns alone
+        metrics = (ours or {}) | super()._val_metrics_update(*left, **kwargs)  # type: ignore[misc]
         columns = self.settings.policies.validate_by
         right = infos.get("acc") or infos["reward"]
         rows = self._validated.rows() if columns else {}
         for column in columns:
             values = [value_of(rows[str(uid)], column) for uid in uids]
             metrics |= accuracy_by(column, values, [float(one or 0.0) for one in right])
-        expected: Mapping[Any, int] | None = kwargs.get("expected_acc_counts")  # how many each prompt was asked for
         if expected is not None:  # on V0 a failure ends the run
-            asked = sum(expected.values())
-            failed = metrics["val/failed_answers"] = asked - len(uids)
+            failed = metrics["val/failed_answers"] = sum(expected.values()) - len(uids)
             if failed:  # though it may be the reward function that failed
                 said = "%d of %d answers of the validation failed: verl's acc counts them as wrong"
-                logger.warning(said, failed, asked)
+                logger.warning(said, failed, failed + len(uids))
         self.collector.beliefs.tell(metrics)
         return metrics
+
+
+def validation_figures(sources: Any, uids: Any, infos: Any, expected: Mapping[Any, int]) -> dict[str, float] | None:
+    """Return verl's metrics of the answers, to the last digit; None where answers vote or are no plain numbers."""
+    numbers: dict[str, Any] = {name: values for name, values in infos.items() if {*map(type, values)} != {str}}
+    plain = all(isinstance(one, PLAIN) and abs(one) < 2**53 for values in numbers.values() for one in values)
+    if not plain or "pred" in infos or (expected and not expected.keys() >= {*zip(sources, uids, strict=True)}):
+        return None
+    if expected and "acc" in numbers:
+        numbers["acc_success_only"] = numbers["acc"]
+    table: dict[Any, Any] = defaultdict(lambda: defaultdict(list))  # of a source and a variable: answers by problem
+    for name, values in numbers.items():
+        for source, uid, value in zip(sources, uids, values, strict=True):
+            table[source, name][uid].append(value)
+    for (source, uid), count in expected.items():
+        if (source, "acc") in table:  # an answer that failed is wrong
+            table[source, "acc"][uid] += [0.0] * (count - len(table[source, "acc"][uid]))
+    metrics = {}
+    for (source, name), problems in table.items():
+        is_core, most = name == ("acc" if (source, "acc") in table else "reward"), max(map(len, problems.values()))
+        for figure, values in _figures([*problems.values()]).items():
+            section = "core" if is_core and figure.startswith((f"mean@{most}", f"best@{most}/")) else "aux"
+            metrics[f"val-{section}/{source}/{name}/{figure}"] = values
+    return metrics
+
+
+def _figures(problems: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Return verl's figures of a problem, each the mean over the problems with as many answers."""
+    found: dict[str, np.ndarray] = defaultdict(lambda: np.full(len(problems), np.nan))
+    for size in {*map(len, problems)} - {0}:
+        places = [place for place, answers in enumerate(problems) if len(answers) == size]
+        values = np.array([problems[place] for place in places], dtype=np.float64)
+        found[f"mean@{size}"][places] = values.mean(axis=1)
+        if size > 1:
+            found[f"std@{size}"][places] = values.std(axis=1)
+        for drawn in {size, *(2**power for power in range(1, (size - 1).bit_length()))} - {1}:
+            draws = np.random.RandomState(42).choice(size, size=(1000, drawn))  # verl's seed and number
+            for name, better in (("best", np.maximum), ("worst", np.minimum)):
+                chosen = functools.reduce(better, (values.take(column, axis=1) for column in draws.T))
+                found[f"{name}@{drawn}/mean"][places] = chosen.mean(axis=1)
+                found[f"{name}@{drawn}/std"][places] = chosen.std(axis=1)
+    return {figure: np.mean(of_each[~np.isnan(of_each)]) for figure, of_each in found.items()}
 
 
 @contextmanager
@@ -281,16 +325,14 @@ class RememberingLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in self._loader:
-            size = len(next(iter(batch.values())))
-            batch.setdefault("uid", np.array([str(uuid.uuid4()) for _ in range(size)], dtype=object))
+            batch.setdefault("uid", np.array([str(uuid.uuid4()) for _ in next(iter(batch.values()))], dtype=object))
             self._batches.append(batch)
             yield batch
 
     def rows(self) -> dict[str, Batch]:
         """Return the columns of each row, without tensors, by the row's uid."""
-        found: dict[str, Batch] = {}
-        for batch in self._batches:
-            columns = {name: values for name, values in batch.items() if isinstance(values, np.ndarray | list)}
-            for place, uid in enumerate(batch["uid"]):
-                found[str(uid)] = {name: values[place] for name, values in columns.items()}
-        return found
+        return {
+            str(uid): {name: values[place] for name, values in batch.items() if isinstance(values, np.ndarray | list)}
+            for batch in self._batches
+            for place, uid in enumerate(batch["uid"])
+        }

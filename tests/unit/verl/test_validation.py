@@ -86,9 +86,12 @@ def test_accuracy_by_column_stands_beside_verls_metrics(kind):
     assert believed == pytest.approx([1.0, 0.5], abs=0.01), "an oracle is told"
 
 
-def test_without_columns_the_metrics_are_verls_own():
-    trainer = type("Trainer", (Driven, OfV1), {})([])
-    assert not [name for name in trainer._validate() if name.startswith("val/")]
+@pytest.mark.parametrize("kind", [OfV0, OfV1])
+@pytest.mark.parametrize("votes", [{}, {"pred": ["7", "8", "7", "7"]}])
+def test_without_columns_the_metrics_are_verls_own(kind, votes):
+    trainer = type("Trainer", (Driven, kind), {})([])
+    given = (["a"] * 4, ["x", "x", "y", "y"], {"reward": RIGHT, **votes}, [np.array([1, 2])])
+    assert trainer._val_metrics_update(*given) == kind._val_metrics_update(trainer, *given)
 
 
 class WithAFailure(OfV1):

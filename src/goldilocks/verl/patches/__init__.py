@@ -17,7 +17,6 @@ PATCHES: tuple[Patch, ...] = (
     speed.ONE_PASS,
     speed.ROWS_BY_LENGTH,
     speed.PACKED_ROWS,
-    speed.BEST_OF_DRAWS,
     trainers.CUDNN_ATTENTION,
     trainers.FAILURES_TOLD,
     trainers.FAILURES_HEARD,

@@ -1,4 +1,4 @@
-"""The same values in less time: log-probs, rows of different lengths, messages of the TransferQueue, validations.
+"""The same values in less time: log-probs, rows of different lengths, messages of the TransferQueue.
 
 **Log-probs** of padded rows are taken of many tokens at a time, from the logits of the responses alone. The logits of a
 prompt are 49 to 152 thousand numbers per token that no loss reads. Rows are padded on the right, so the responses of a
@@ -14,10 +14,6 @@ computed as wide as its longest row. The gradient is the sum over micro-batches 
 4,096 parts, which take longer than their tokens. Here the short rows of a field are one buffer and their lengths. The
 message itself says how it is unpickled, so a process without the plug-in understands it too, and packs its own answers
 from then on: the storage units, which import nothing of verl, need no setting.
-
-**Validations.** Where a problem has several answers, verl draws from them a thousand times and takes the best and the
-worst of each draw, one draw after the other, for every problem and metric, while the GPU waits. Here all draws of a
-problem are one array.
 """
 
 from __future__ import annotations
@@ -54,8 +50,6 @@ START_TOKENS = 4096
 LONGEST = 16_384  # bytes of a row: copying a longer one costs more than a message part of its own
 FEWEST = 8  # rows of a field: fewer stay as they are
 PUT = "PUT"  # the request that gives rows to a storage unit
-# Numbers that verl, which compares them one by one, orders as their float64 are: numpy rounds a float beside a float32.
-PLAIN = {bool, int, float, np.bool_, np.int64, np.float64}
 
 
 # -- log-probs ---------------------------------------------------------------------------------------------------------
@@ -393,39 +387,4 @@ PACKED_ROWS = Patch(
     changes="nothing: the reader gets the same rows",
     without="+5 to +6 %",
     needless_when="the TransferQueue sends the rows of a field as one buffer with their lengths",
-)
-
-
-# -- validations -------------------------------------------------------------------------------------------------------
-
-
-def best_of_all_draws(original: Function) -> Function:
-    """Take the best and the worst of all draws at once; any other function of a draw is verl's to call."""
-
-    @functools.wraps(original)
-    def bootstrap_metric(
-        data: list[Any], subset_size: int, reduce_fns: list[Any], n_bootstrap: int = 1000, seed: int = 42
-    ) -> list[tuple[float, float]]:
-        values = np.array(data if PLAIN.issuperset(map(type, data)) else None)
-        numbers = values.dtype.kind in "biuf" and bool(np.isfinite(values).all())
-        if not numbers or any(function not in (np.max, np.min) for function in reduce_fns):
-            return original(data, subset_size, reduce_fns, n_bootstrap, seed)
-        np.random.seed(seed)
-        places = np.random.choice(len(values), size=(n_bootstrap, subset_size), replace=True)
-        found = [function(values.astype(np.float64)[places], axis=1) for function in reduce_fns]
-        return [(float(np.mean(one)), float(np.std(one))) for one in found]
-
-    return bootstrap_metric
-
-
-BEST_OF_DRAWS = Patch(
-    name="best-of-draws",
-    kind=Kind.SPEED,
-    module="verl.trainer.ppo.metric_utils",
-    replaced={"bootstrap_metric": best_of_all_draws},
-    written_for={"bootstrap_metric": "7fbfa798df6c8128"},
-    reason="a validation with several answers to a problem draws from them one draw at a time",
-    changes="nothing: the same draws, the same figures",
-    without="a validation of 500 problems takes 11 s longer with two answers each, 19 s with four",
-    needless_when="verl takes the best and the worst of all draws at once",
 )
