@@ -17,7 +17,8 @@ A step ends with ``take``, and the next ``requests`` begins the next one. Only c
 | ``take``     | hands the batch out, if ``ready``     | ``ValueError``: it was taken already                        |
 | ``reject``   | drops kept groups                     | drops groups of the batch; missing ones are collected again |
 | ``trim``     | leaves rollouts of taken groups out   | leaves rollouts of the batch untrained                      |
-| ``put_back`` | puts back groups taken before         | the batch waits again, and the step goes on                 |
+| ``extend``   | changes nothing                       | asks for another batch of the same update                   |
+| ``put_back`` | puts back batches taken before        | all batches of the update wait again, and the step goes on  |
 
 Decisions are made when a rollout arrives, never by scanning all prompts or all groups. Invariants:
 
@@ -119,8 +120,7 @@ class Collector:
         self.step = 0
         self.prompts_issued = 0  # visits to prompts; one that is put back and visited again counts once
         self.last_prompt = math.inf  # the number of the last, where epochs end the run
-        self.failures_in_a_row = 0
-        self.flat_in_a_row = 0  # groups judged since one was kept
+        self.failures_in_a_row = self.flat_in_a_row = 0  # flat: groups judged since one was kept
         self.last_failure: Failure | None = None
 
         spares = target_groups if self.limits.on_exhausted is OnExhausted.BACKFILL else 0
@@ -132,8 +132,8 @@ class Collector:
         self._keep_rate = KeepRate(min(1.0, target_groups / self.gen_batch_size))
         self._components = components
         self._statistics = StepStatistics(components={name: [0.0, 0] for name in components})
-        self._owed = target_groups  # groups this step has yet to hand out; 0 while its batch is being trained
-        self._exhausted = False
+        # Groups this step has yet to hand out, 0 while its batch is being trained; batches that ``extend`` adds to.
+        self._owed, self._batches, self._exhausted = target_groups, 1, False
         self._opened = 0  # groups, also those whose prompts were out before
         self._finite = FiniteMetrics(filter.reads(), self.beliefs.metric)
         self._open = OpenGroups(whole=allocator.size()[1])
@@ -196,12 +196,11 @@ class Collector:
         groups = self._judged.take(self._owed)
         backfilled = self._judged.backfill(self._owed - len(groups))
         self._statistics.backfilled += len(backfilled)
-        groups += backfilled
-        if not groups and not self._judged.in_hand:
+        if not (groups or backfilled or self._judged.in_hand):
             raise self._exhaustion()
         self._owed = 0
         self._requeue_open()
-        return tuple(groups)
+        return (*groups, *backfilled)
 
     # -- what happened -------------------------------------------------------------------------------------------------
 
@@ -258,10 +257,16 @@ class Collector:
         for uid, indices in rows.items():
             self._judged.trim(uid, indices)
 
-    def put_back(self, earlier: Iterable[Group] = ()) -> None:
-        """Let the batch in hand wait again, and groups of ``earlier`` ones, because they were not trained."""
-        self._judged.put_back(earlier)
-        self._owed = self.target_groups
+    def extend(self) -> None:
+        """Ask for another batch of the same update: the step goes on, and each batch has the limits of a step."""
+        if not self._owed:
+            self._judged.extend()
+            self._owed, self._batches, self._exhausted = self.target_groups, self._batches + 1, False
+
+    def put_back(self) -> None:
+        """Let all batches of the update wait again, because they were not trained."""
+        self._judged.put_back()
+        self._owed, self._batches = self.target_groups, 1
 
     def reissue(self, known: Collection[tuple[str, int]] = ()) -> None:
         """Ask again for everything in flight, because the engine was restarted. No limit is charged again.
@@ -290,9 +295,8 @@ class Collector:
 
     @property
     def trained(self) -> list[Group]:
-        """The groups of the batch in hand that are trained: those that do not only fill it up."""
-        backfilled = self.backfilled
-        return [group for group in self.in_hand if group.uid not in backfilled]
+        """The groups that the update trains, of all its batches, without those that only fill them up."""
+        return self._judged.trained
 
     @property
     def backfilled(self) -> set[str]:
@@ -332,6 +336,7 @@ class Collector:
 
     def metrics(self) -> dict[str, float]:
         """Return the current step's metrics and the running accounts."""
+        parts = (self.accounts, self.beliefs, self.selector, self.allocator, self.filter)
         return {
             **self._statistics.metrics(self.gen_batch_size),
             "train/keep_rate": self._keep_rate.value,
@@ -341,11 +346,7 @@ class Collector:
             **self._statistics.batch_metrics(self.trained, self.step),
             "data/epoch": self.prompts_issued / len(self.source),
             "data/prompts_issued": self.prompts_issued,
-            **self.accounts.metrics(),
-            **self.beliefs.metrics(),
-            **self.selector.metrics(),
-            **self.allocator.metrics(),
-            **self.filter.metrics(),
+            **{name: value for part in parts for name, value in part.metrics().items()},
         }
 
     def __repr__(self) -> str:
@@ -353,15 +354,10 @@ class Collector:
         return f"Collector(step {self.step:,}, {groups}, {self.in_flight:,} rollouts in flight)"
 
     def _repr_html_(self) -> str:
-        here = {
-            "step": self.step,
-            "groups of a batch": self.target_groups,
-            "kept": len(self._judged),
-            "open": len(self._open),
-            "rollouts in flight": self.in_flight,
-            "prompts issued": self.prompts_issued,
-        }
-        return Sheet(list(here), [[f"{value:,}" for value in here.values()]]).in_html() + self.accounts._repr_html_()
+        names = ["step", "groups of a batch", "kept", "open", "rollouts in flight", "prompts issued"]
+        groups = self.target_groups, len(self._judged), len(self._open)
+        here = [f"{value:,}" for value in (self.step, *groups, self.in_flight, self.prompts_issued)]
+        return Sheet(names, [here]).in_html() + self.accounts._repr_html_()
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
@@ -369,8 +365,7 @@ class Collector:
         self.beliefs.trained(self.trained)
         self._paused.retain([name for name in self._paused.tokens if name[0] in self._open])
         self.step += 1
-        self._owed = self.target_groups
-        self._exhausted = False
+        self._owed, self._batches, self._exhausted = self.target_groups, 1, False
         self._keep_rate.forget()
         self._statistics = StepStatistics(components={name: [0.0, 0] for name in self._components})
         self._statistics.expired = self._judged.begin_step(self.surplus.oldest(self.step))
@@ -396,12 +391,13 @@ class Collector:
             return 0
         needed = self.surplus.prompts_for(missing, self._keep_rate) - len(self._open)
         room = math.ceil(self.gen_batch_size - self._open.size)
-        return min(needed, room, self.limits.prompts_left(self._statistics.prompts_issued, self.gen_batch_size))
+        allowed = self.gen_batch_size * self._batches
+        return min(needed, room, self.limits.prompts_left(self._statistics.prompts_issued, allowed))
 
     @property
     def _rollouts_left(self) -> float:
         step, writing = self._statistics, self._open.in_flight + len(self._statistics.cancelled)
-        return self.limits.rollouts_left(step.rollouts_asked, step.tokens_arrived, writing)
+        return self.limits.rollouts_left(step.rollouts_asked, step.tokens_arrived, writing, self._batches)
 
     def _open_next(self, past_the_end: bool) -> bool:
         """Open a group for the next prompt; False when there is none, or no budget for its first ask."""
@@ -422,7 +418,7 @@ class Collector:
     def _exhaustion(self) -> Exhausted:
         kept = f"{len(self._judged)} of {self._owed} groups are kept"
         visits = f"{self.prompts_issued} visits to {len(self.source)} prompts"
-        return Exhausted.after(self.limits, self._statistics, self.gen_batch_size, kept, visits)
+        return Exhausted.after(self.limits, self._statistics, self.gen_batch_size * self._batches, kept, visits)
 
     # -- judging -------------------------------------------------------------------------------------------------------
 
@@ -495,6 +491,6 @@ class Collector:
             getattr(self, part).load_state_dict(state[part.lstrip("_")], find)
         self._statistics = StepStatistics.from_state_dict(state["statistics"])
         self.step, self.prompts_issued = state["step"], state["prompts_issued"]
-        self._opened, self._owed = state["opened"], state["owed"]
+        self._opened, self._owed, self._batches = state["opened"], state["owed"], 1
         self._exhausted = False  # decided again, under today's limits
         self._order.claim([*self._queue.indices, *(one.prompt.index for one in (*self._open, *self._judged.kept))])

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -138,8 +138,8 @@ class OpenGroup:
     @classmethod
     def unpack(cls, packed: dict[str, Any], find: FindPrompt) -> OpenGroup:
         uid, given = packed["uid"], {name: value for name, value in packed.items() if name not in ("key", "index")}
-        given["rollouts"] = [unpack_rollout(uid, one) for one in packed["rollouts"]]
-        given["ahead"] = {index: one and unpack_rollout(uid, one) for index, one in packed["ahead"]}
+        given["rollouts"] = [Rollout(uid, *one) for one in packed["rollouts"]]
+        given["ahead"] = {index: one and Rollout(uid, *one) for index, one in packed["ahead"]}
         given["in_flight"], given["unsent"] = set(packed["in_flight"]), list(packed["unsent"])
         given["tries"] = dict(packed["tries"])
         return cls(prompt=find(packed), **given)
@@ -313,6 +313,7 @@ class JudgedGroups:
         self._spares = spares
         self._kept: dict[str, Group] = {}
         self._in_hand: dict[str, tuple[Group, AnyAccount]] = {}  # with the account of its trained rollouts
+        self._earlier: set[str] = set()  # those in hand that are of earlier batches of the update
         self._spare: dict[str, tuple[Group, AnyAccount]] = {}  # dropped in this step, with their account
 
     def __len__(self) -> int:
@@ -326,7 +327,13 @@ class JudgedGroups:
     @property
     def in_hand(self) -> tuple[Group, ...]:
         """The groups of the batch in hand, in the order their prompts were issued."""
-        return tuple(self._in_hand[uid][0] for uid in sorted(self._in_hand, key=issue_order))
+        return tuple(self._in_hand[uid][0] for uid in sorted(self._in_hand.keys() - self._earlier, key=issue_order))
+
+    @property
+    def trained(self) -> list[Group]:
+        """The groups that the update trains, of all its batches, without those that only fill them up."""
+        taken = sorted(self._in_hand.values(), key=lambda held: issue_order(held[0].uid))
+        return [group for group, account in taken if account != Account.BACKFILLED]
 
     @property
     def uids(self) -> set[str]:
@@ -334,7 +341,7 @@ class JudgedGroups:
 
     @property
     def backfilled(self) -> set[str]:
-        return {uid for uid, (_, account) in self._in_hand.items() if account == Account.BACKFILLED}
+        return {uid for uid, (_, account) in self._in_hand.items() if account == Account.BACKFILLED} - self._earlier
 
     @property
     def spare(self) -> tuple[Group, ...]:
@@ -378,9 +385,13 @@ class JudgedGroups:
         self._in_hand[group.uid] = group, account
         return group
 
-    def put_back(self, earlier: Iterable[Group]) -> None:
-        """Let the batch in hand wait again, without the groups that filled it up, and groups of ``earlier`` batches."""
-        in_hand, self._in_hand = {group.uid: (group, Account.TRAINED) for group in earlier} | self._in_hand, {}
+    def extend(self) -> None:
+        """Let another batch of the update follow the one in hand."""
+        self._earlier = set(self._in_hand)
+
+    def put_back(self) -> None:
+        """Let all batches of the update wait again, without the groups that filled them up."""
+        in_hand, self._in_hand, self._earlier = self._in_hand, {}, set()
         for group, account in in_hand.values():
             target = Account.FILTERED.because("backfill") if account == Account.BACKFILLED else Account.CARRIED
             self._accounts.move(group.trained, account, target)
@@ -390,9 +401,8 @@ class JudgedGroups:
                 self._claim([group.prompt.index])
 
     def begin_step(self, oldest: int) -> int:
-        """Forget the batch in hand, spare groups and kept ones older than ``oldest``; return how many expired."""
-        self._in_hand.clear()
-        self._spare.clear()
+        """Forget the batches taken, spare groups and kept ones older than ``oldest``; return how many expired."""
+        self._in_hand, self._earlier, self._spare = {}, set(), {}
         expired = [group for group in self._kept.values() if group.version < oldest]
         for group in expired:
             del self._kept[group.uid]
@@ -450,7 +460,7 @@ class JudgedGroups:
         }
 
     def load_state_dict(self, state: dict[str, Any], find: FindPrompt) -> None:
-        self._kept = {packed["uid"]: unpack_group(packed, find) for packed in state["kept"]}
+        self._kept, self._earlier = {one["uid"]: unpack_group(one, find) for one in state["kept"]}, set()
         for name, groups in (("in_hand", self._in_hand), ("spare", self._spare)):
             groups.clear()
             for packed, account in state[name]:
@@ -481,14 +491,10 @@ def pack_group(group: Group) -> dict[str, Any]:
 
 def unpack_group(packed: Mapping[str, Any], find: FindPrompt) -> Group:
     uid, chosen = packed["uid"], set(packed["trained"])
-    rollouts = tuple(unpack_rollout(uid, one) for one in packed["rollouts"])
+    rollouts = tuple(Rollout(uid, *one) for one in packed["rollouts"])
     trained = tuple(rollout for rollout in rollouts if rollout.index in chosen)
     return Group(uid, find(packed), rollouts, packed["planned"], packed["version"], trained)
 
 
 def pack_rollout(r: Rollout) -> list[Any]:
     return [r.index, r.reward, r.tokens, dict(r.metrics), r.truncated, r.version, r.payload]
-
-
-def unpack_rollout(uid: str, packed: list[Any]) -> Rollout:
-    return Rollout(uid, *packed)

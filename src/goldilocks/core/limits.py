@@ -17,7 +17,7 @@ SLACK = 2.0  # standard deviations: a refill then nearly always suffices, and it
 
 @dataclass(frozen=True)
 class Limits:
-    """What one step may cost. None, or a ``max_num_gen_batches`` of 0 or less, is no limit.
+    """What a batch of a step may cost. None, or a ``max_num_gen_batches`` of 0 or less, is no limit.
 
     No limit is ever exceeded. Tokens are not known before they are written, so ``max_tokens_per_step`` reserves
     ``max_tokens_per_rollout`` for each rollout in flight.
@@ -46,11 +46,11 @@ class Limits:
             return math.inf
         return self.max_num_gen_batches * gen_batch_size - issued
 
-    def rollouts_left(self, asked: int, tokens: int, in_flight: int) -> float:
-        left = math.inf if self.max_rollouts_per_step is None else self.max_rollouts_per_step - asked
+    def rollouts_left(self, asked: int, tokens: int, in_flight: int, batches: int) -> float:
+        left = math.inf if self.max_rollouts_per_step is None else self.max_rollouts_per_step * batches - asked
         if self.max_tokens_per_step is None or self.max_tokens_per_rollout is None:
             return left
-        return min(left, (self.max_tokens_per_step - tokens) // self.max_tokens_per_rollout - in_flight)
+        return min(left, (self.max_tokens_per_step * batches - tokens) // self.max_tokens_per_rollout - in_flight)
 
 
 @dataclass(frozen=True)

@@ -233,12 +233,7 @@ class Greso(Selector):
         return {"selector/greso_p": self.p, "selector/greso_skipped": self._skipped}
 
 
-SELECTORS: dict[str, type[Selector]] = {
-    "uniform": Uniform,
-    "greso": Greso,
-    "thompson": Thompson,
-    "frontier": Frontier,
-}
+SELECTORS: dict[str, type[Selector]] = {"uniform": Uniform, "greso": Greso, "thompson": Thompson, "frontier": Frontier}
 
 
 def build_selector(name: str, params: Mapping[str, Any] | None = None) -> Selector:

@@ -94,19 +94,22 @@ class Driver:
         self._flat_limit = self._flat_least  # groups in a row without one kept, after which FLAT is said
         self._threshold_checked = False  # by the first step with enough groups whose rewards differ
         self._alike_said = False
-        self._judgements: list[Metrics] = []  # of this batch
+        self._judgements: list[Metrics] = []  # of this update's batches
         self._ends_by = ""  # why the run ends when it would generate on; empty: it goes on
 
     # -- a batch -------------------------------------------------------------------------------------------------------
 
-    def batch(self) -> tuple[Group, ...]:
-        """Return the groups to train. Raises ``Exhausted`` when they cannot be had."""
-        self.take()
+    def batch(self, *, more: bool = False) -> tuple[Group, ...]:
+        """Return the groups to train: of the next update, or ``more`` of this one. Raises ``Exhausted`` if too few."""
+        self.take(more=more)
         return self.settle()
 
-    def take(self) -> tuple[Group, ...]:
-        """Fill a batch and return it, not judged yet."""
-        self._judgements = []
+    def take(self, *, more: bool = False) -> tuple[Group, ...]:
+        """Fill a batch, of the next update or ``more`` of this one, and return it, not judged yet."""
+        if more:
+            self.collector.extend()
+        else:
+            self._judgements = []
         return self._fill_and_take()
 
     def settle(self) -> tuple[Group, ...]:
@@ -131,9 +134,9 @@ class Driver:
         self._free_rows()
         return self.collector.in_hand
 
-    def put_back(self, earlier: Iterable[Group] = ()) -> None:
-        """Let the batch in hand wait again, and groups of ``earlier`` ones: they were not trained after all."""
-        self.collector.put_back(earlier)
+    def put_back(self) -> None:
+        """Let all batches of the update wait again: they were not trained after all."""
+        self.collector.put_back()
 
     def _judge(self, gate: Gate, groups: Sequence[Group]) -> None:
         if groups:
@@ -230,7 +233,7 @@ class Driver:
         return self.meter.share >= 1 or self.epochs.over
 
     def metrics(self) -> dict[str, float]:
-        """Return the collector's metrics, those of all judgements of the batch together, and the budget's."""
+        """Return the collector's metrics, those of all judgements of the update together, and the budget's."""
         trained = self.collector.trained
         judged = {} if self.gate is None else self.gate.combined(self._judgements, trained)
         plain = {name: float(value) for name, value in judged.items()}  # a mean knows its count, and loggers refuse it
@@ -348,9 +351,10 @@ class Meter:
         self._seconds = 0.0  # of the updates before this one
         self._began: float | None = None
         self._validated = 0  # how many of the evenly spread validations have been due
+        self.updates = 0  # that this process has begun
 
     def begin_update(self) -> None:
-        self._began = time.monotonic()
+        self._began, self.updates = time.monotonic(), self.updates + 1
 
     def end_update(self) -> float:
         """Return the seconds of the update."""

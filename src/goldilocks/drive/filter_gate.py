@@ -40,7 +40,8 @@ class FilterGate(Gate):
         if not judgements:
             return {}
         config, complete = self.filter.config, self.filter.config.target_group_size
-        missing = (config.target_num_groups or len(trained)) - len(trained)
+        size, there = config.target_num_groups or len(trained), len(trained)
+        missing = -there % size if there > size else size - there  # an update may have several batches of this size
         sizes = [min(complete, len(group)) if config.varying_group_sizes else complete for group in trained]
         samples = sum(len(group.trained) for group in trained)
         return combine(judgements) | batch_size_metrics(samples, sum(sizes) + missing * complete)

@@ -40,7 +40,7 @@ class Gate(ABC):
         """Compute what rows must have before they are judged or trained. ``groups`` are all that were just taken."""
 
     def combined(self, judgements: Sequence[Metrics], trained: Sequence[Group]) -> Metrics:
-        """Return the metrics of all judgements of a batch as those of one; ``trained`` are the groups of that batch."""
+        """Return the metrics of all judgements of an update as those of one; ``trained`` are its batches' groups."""
         return combine(judgements)
 
     def state_dict(self) -> dict[str, Any]:

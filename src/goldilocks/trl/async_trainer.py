@@ -146,7 +146,7 @@ class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: i
         """TRL's; the batches up to the one that is being trained show their metrics."""
         if self.collected is not None:
             for metrics in self._record.trains(self.collected.next_batch + 1):
-                add_logged(self._metrics["train"], metrics)
+                add_logged(self._metrics["train"], metrics, self._metrics["train"])
         loss = super().training_step(*args, **kwargs)
         if self.collected is not None:
             self.collected.trained_micro_batch()

@@ -80,13 +80,11 @@ class Collection:
         self._together = False  # whether all processes are generating
         self.batch: Batch | None = None
         self.trained: dict[Place, float] = {}  # the advantage of each rollout of the batch
-        self._update, self._of_update = -1, dict[str, tuple[Group, dict[int, CompletionRow]]]()  # its groups so far
+        self._update = -1  # the number of the one that the batch is of
         self.generated: list[Place | None] = []  # for this batch, in TRL's order; None: so that processes have as many
 
-    def collect(self, generate: Generate, log_probs: LogProbs, rewards: Rewards, update: int = 0) -> dict[str, Any]:
-        """Return what TRL trains on next, this process's part of it. An ``update`` may be of several batches."""
-        if update != self._update:  # those before are made
-            self._update, self._of_update = update, {}
+    def collect(self, generate: Generate, log_probs: LogProbs, rewards: Rewards) -> dict[str, Any]:
+        """Return what TRL trains on next, this process's part of it. An update may be of several batches."""
         self._generate, self._rewards, self._together = generate, rewards, False
         self._rounds: list[tuple[Round, dict[str, Any]]] = []
         self.generated = []
@@ -101,24 +99,15 @@ class Collection:
         self.rows.retain(self.batch.alive)
         if self._keeps:
             self._remember_log_probs(self.batch, log_probs)
-        if self.driver is not None:
-            trained = self.driver.collector.trained
-            self._of_update |= {group.uid: (group, self.rows.groups[group.uid]) for group in trained}
         return output
-
-    def put_back(self) -> None:
-        """Let all batches of an update that is not made wait again."""
-        if self.driver is not None:
-            self.rows.groups |= {uid: rows for uid, (_, rows) in self._of_update.items()}
-            self.driver.put_back([group for group, _ in self._of_update.values()])
-            self._update, self._of_update = -1, {}
 
     def _lead(self, driver: Driver) -> Batch:
         """Fill a batch. The other processes are sent every round, then the batch, or what is raised on the way."""
         driver.collector.reissue()  # what a round that was cut short, as by Ctrl-C, has left in flight
+        more, self._update = driver.meter.updates == self._update, driver.meter.updates
         try:
-            driver.batch()
-            batch = Batch.of(driver)
+            driver.batch(more=more)
+            batch = Batch.of(driver, more=more)
         except Exception as error:
             if not self._together:  # else each process raises its own
                 self._processes.send(error)
@@ -252,7 +241,8 @@ class Round:
 class Batch:
     """The groups to train; ``waiting`` are the rollouts that a later batch may need, ``alive`` their groups.
 
-    Groups that are ``silent`` fill the batch up and are not trained.
+    Groups that are ``silent`` fill the batch up and are not trained. ``more``: it is not the first of its update, and
+    ``metrics`` are those of all batches of the update so far.
     """
 
     groups: tuple[Group, ...]
@@ -260,14 +250,15 @@ class Batch:
     alive: frozenset[str]
     waiting: tuple[Place, ...]
     metrics: dict[str, float]
+    more: bool
 
     @classmethod
-    def of(cls, driver: Driver) -> Batch:
+    def of(cls, driver: Driver, *, more: bool = False) -> Batch:
         """Return the batch in hand."""
-        collector = driver.collector
+        collector, backfilled = driver.collector, driver.collector.backfilled
         waiting = tuple((rollout.uid, rollout.index) for rollout in collector.waiting_rollouts)
-        silent = frozenset(collector.backfilled if collector.trained else ())
-        return cls(collector.in_hand, silent, frozenset(collector.alive), waiting, driver.metrics())
+        silent = frozenset(backfilled if len(backfilled) < len(collector.in_hand) else ())
+        return cls(collector.in_hand, silent, frozenset(collector.alive), waiting, driver.metrics(), more)
 
 
 def warn_of_changes(written_for: WrittenFor, versions: str) -> None:

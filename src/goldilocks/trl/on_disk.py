@@ -26,7 +26,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ from goldilocks.runs.files import RunDir, set_aside, write_text
 from goldilocks.runs.history import column_and_value, validated_source
 from goldilocks.trl.collection import Batch, Collection, Processes
 from goldilocks.trl.rows import COUNTS, LOG_PROBS, SAMPLED
-from goldilocks.types import row_key
+from goldilocks.types import Rollout, row_key
 
 Base: Any = object  # for mypy a trainer of TRL's, which comes behind the mixin
 logger = logging.getLogger(__name__)
@@ -205,10 +205,10 @@ def _nested(flat: dict[str, Tensor]) -> Buffered | None:
 # -- the record --------------------------------------------------------------------------------------------------------
 
 
-def add_logged(logged: MutableMapping[str, list[Any]], metrics: Mapping[str, float]) -> None:
-    """Add a batch's metrics to the values that TRL logs the means of; of running totals the last one counts."""
+def add_logged(logged: dict[str, list[Any]], metrics: Mapping[str, float], before: Mapping[str, list[Any]]) -> None:
+    """Add an update's metrics to the means that TRL logs, as they were ``before`` it; the last of running totals."""
     for name, value in metrics.items():
-        kept = [] if name.startswith(TOTALS) else logged[name]
+        kept = [] if name.startswith(TOTALS) else before.get(name, [])
         logged[name] = [*kept, float(value)]
 
 
@@ -230,7 +230,7 @@ class RunRecord(TrainerCallback):
         self._batch: dict[str, float] = {}
         # By step, of batches that are not being trained yet: the collector's metrics, and those of the rows.
         self._taken: dict[int, tuple[Mapping[str, float], Mapping[str, float]]] = {}
-        self._dumped: int | None = None  # the step whose rollouts were written last
+        self._trained: list[Rollout] = []  # of the batches of an update so far
 
     def take(self, step: int, batch: Batch, rows: MemoryRows[Any], advantages: Mapping[Place, float]) -> None:
         """Write the rollouts of a new batch in the form of verl's dumps, and keep its metrics until it is trained.
@@ -238,13 +238,13 @@ class RunRecord(TrainerCallback):
         ``rows`` have a ``prompt`` and a ``completion``.
         """
         trained = [(group, rollout) for group in batch.groups for rollout in group.trained]  # as verl counts them
-        mean = math.fsum(rollout.reward for _, rollout in trained) / max(1, len(trained))
-        length = sum(rollout.tokens for _, rollout in trained) / max(1, len(trained))
+        so_far = self._trained = [*(self._trained if batch.more else ()), *(rollout for _, rollout in trained)]
+        mean = math.fsum(rollout.reward for rollout in so_far) / max(1, len(so_far))
+        length = sum(rollout.tokens for rollout in so_far) / max(1, len(so_far))
         self._taken[step] = batch.metrics, {SCORE: mean, LENGTH: length}
         file = self._run.path / "rollouts" / f"{step}.jsonl"
         file.parent.mkdir(parents=True, exist_ok=True)
-        again, self._dumped = self._dumped == step, step  # an update may train several batches
-        with file.open("a" if again else "w", encoding="utf-8") as out:
+        with file.open("a" if batch.more else "w", encoding="utf-8") as out:
             for group, rollout in trained:
                 row = rows[rollout.uid, rollout.index]
                 line = {
@@ -269,7 +269,6 @@ class RunRecord(TrainerCallback):
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Keep what an earlier start of the run wrote, and write the configuration unless it is there."""
         self._run.path.mkdir(parents=True, exist_ok=True)
-        self._dumped = None
         if not state.global_step:
             set_aside(self._run.metrics)
         if not self._run.config.exists():

@@ -179,10 +179,10 @@ class CollectedTrainer(on_disk.WholeCheckpoints):
             return self._generate_and_score(inputs)
         logged = len(self._metrics["train"]["frac_reward_zero_std"])
         try:
-            parts = self._generate_round, self._log_probs, self._rewards()
-            output = self.collection.collect(*parts, update=self.state.global_step)
+            output = self.collection.collect(self._generate_round, self._log_probs, self._rewards())
         except Exhausted as error:
-            self.collection.put_back()
+            if self.collection.driver is not None:
+                self.collection.driver.put_back()
             raise self._save_unfinished(error) from error
         self._log_batch(logged)
         return self._on_device(output)
@@ -415,8 +415,10 @@ class CollectedTrainer(on_disk.WholeCheckpoints):
         before = list(table)[: max(0, len(table) - len(found))]
         table.clear()
         table.extend([*before, *found])
-        padding = {"train/padding_rollouts": collection.generated.count(None)}
-        on_disk.add_logged(metrics, {**collection.batch.metrics, **padding})
+        on_disk.add_logged(metrics, {"train/padding_rollouts": collection.generated.count(None)}, metrics)
+        if not collection.batch.more:
+            self._before_update = dict(metrics)
+        on_disk.add_logged(metrics, collection.batch.metrics, self._before_update)
         if collection.driver is not None:
             step = self.state.global_step + 1
             self._record.take(step, collection.batch, collection.rows, collection.trained)

@@ -441,16 +441,19 @@ def test_after_a_restart_the_limits_of_today_hold() -> None:
     assert len(more.requests()) == 2
 
 
-def test_batches_of_an_update_that_was_not_made_wait_again() -> None:
+def test_batches_of_an_update_that_was_not_made_wait_again_and_teach_the_beliefs_once() -> None:
     subject = collector(gen_batch_size=4)
     answer(subject, subject.requests())
-    earlier = subject.take()
+    first = subject.take()
+    subject.extend()
     answer(subject, subject.requests())
     subject.take()
-    subject.put_back(earlier)
+    subject.put_back()
     subject.accounts.check()
     assert subject.accounts.rollouts["trained"] == 0
-    assert subject.take() == earlier
+    assert subject.take() == first
+    subject.requests()  # the next step
+    assert subject.beliefs.moves.sum() == len(first)
 
 
 def test_a_batch_that_was_not_trained_waits_again() -> None:

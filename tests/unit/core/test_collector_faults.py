@@ -141,15 +141,6 @@ def test_an_unknown_uid_or_index_is_an_error_that_names_it() -> None:
 # -- rejection ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_group_that_keeps_its_signal_survives_the_rejection_of_a_row() -> None:
-    subject = collector(allocator=Fixed(3))
-    answer(subject, subject.requests(), rewards=(1.0, 0.0, 0.0))
-    subject.take()
-    assert subject.reject({"g0": [2]}, "gate1") == ()
-    assert subject.accounts.tokens["rejected/gate1"] == 10
-    assert subject.accounts.tokens["trained"] == 50
-
-
 def test_a_group_that_loses_its_signal_is_replaced_in_the_same_step() -> None:
     subject = collector(allocator=Fixed(3), gen_batch_size=3, surplus=Surplus(max_carry_steps=0))
     answer(subject, subject.requests(), rewards=(1.0, 0.0, 0.0))

@@ -163,7 +163,7 @@ def test_a_reward_that_fails_while_a_run_is_saved_ends_it_when_it_goes_on_and_no
         subject.batch()
 
 
-def test_what_rewards_cost_is_in_the_accounts_and_survives_a_checkpoint(tmp_path: Path) -> None:
+def test_what_rewards_cost_also_after_the_last_batch_is_in_the_accounts_and_in_a_checkpoint(tmp_path: Path) -> None:
     def paid(requests: Sequence[Request]) -> Iterator[Rollout]:
         for one in answers(requests):
             spent.add(calls=1, cost=0.5)
@@ -175,24 +175,14 @@ def test_what_rewards_cost_is_in_the_accounts_and_survives_a_checkpoint(tmp_path
     spent.read()  # another test's
     before, after = subject(), subject()
     before.batch()
+    spent.add(calls=3)  # of a validation before the checkpoint, or of a batch that could not be filled
     before.save(tmp_path)
+    assert spent.read() == {}  # and is not counted again
     after.load(tmp_path)
     after.batch()
     totals = after.metrics()
-    assert totals["accounts/reward_calls"] == totals["accounts/generated_rollouts"] == 8
+    assert (totals["accounts/generated_rollouts"], totals["accounts/reward_calls"]) == (8, 8 + 3)
     assert totals["accounts/reward_cost"] == 4.0
-
-
-def test_what_rewards_cost_after_the_last_batch_is_in_a_checkpoint(tmp_path: Path) -> None:
-    """A validation before the checkpoint, or a batch that could not be filled."""
-    before, after = driver(plain_collector()), driver(plain_collector())
-    spent.read()  # another test's
-    before.batch()
-    spent.add(calls=3)
-    before.save(tmp_path)
-    after.load(tmp_path)
-    assert after.metrics()["accounts/reward_calls"] == 3
-    assert spent.read() == {}  # and is not counted again
 
 
 def test_a_run_that_ends_while_it_saves_again_leaves_the_older_state_with_its_rows(tmp_path: Path) -> None:

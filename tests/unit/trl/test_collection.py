@@ -111,7 +111,7 @@ def test_an_error_after_a_round_that_was_interrupted_ends_the_others_too(wire: W
         def interrupted(*_: Any) -> Any:
             raise KeyboardInterrupt
 
-        def failing(*_: Any) -> Any:
+        def failing(**_: Any) -> Any:
             raise Exhausted("no more")
 
         with pytest.raises(KeyboardInterrupt):

@@ -102,17 +102,23 @@ def test_what_was_generated_for_an_update_that_is_not_made_is_trained_by_the_nex
 
     def reward(completions: list[Any], **_: Any) -> list[float]:
         calls.append(len(completions))
-        return [float(place % 2 and len(calls) != 2) for place in range(len(completions))]
+        return [float(place % 2 and (len(calls) != 2 or place < 8)) for place in range(len(completions))]
 
     halves: dict[str, Any] = {"gradient_accumulation_steps": 2, "steps_per_generation": 1, "reward_funcs": reward}
-    limited = {"filter_groups": {"enable": True, "max_num_gen_batches": 1}}
+    fresh = {"enable": True, "max_carry_steps": 0}
     with pytest.raises(Exhausted, match=r"What was generated is saved in .*checkpoint-0"):
-        world.run(tmp_path, limited, **halves)
-    trained = world.run(tmp_path, {"filter_groups": {"enable": True}}, resume=True, max_steps=1, **halves)
-    assert len(calls) == 3  # the first is trained with the third
+        world.run(tmp_path, {"filter_groups": {**fresh, "max_num_gen_batches": 1}}, **halves)
+    trained = world.run(tmp_path, {"filter_groups": fresh}, resume=True, max_steps=1, **halves)
+    assert len(calls) == 3  # the first is trained with half of the second, and what the third has in place of the rest
     found = trained.collection.driver.collector.accounts.rollouts
-    assert (found["trained"], found["filtered/too_hard"]) == (calls[0] + calls[2], calls[1])
-    assert sum(map(len, groups_in(tmp_path / "rollouts" / "1.jsonl").values())) == calls[0] + calls[2]
+    assert (found["trained"], found["filtered/too_hard"], found.get("expired")) == (32, 8, None)
+    (line,) = (one for one in logged(tmp_path) if "critic/score/mean" in one)
+    assert (line["train/informative_groups"], line["train/groups_judged"]) == (8, sum(calls) / 4)
+    rows = [row for group in groups_in(tmp_path / "rollouts" / "1.jsonl").values() for row in group]
+    assert line["critic/score/mean"] == sum(row["score"] for row in rows) / len(rows)
+    assert len(rows) == 32
+    (of_trl,) = (one for one in trained.state.log_history if "train/groups_judged" in one)
+    assert of_trl["train/groups_judged"] == line["train/groups_judged"]
 
 
 def test_what_rewards_cost_in_an_earlier_run_is_not_in_this_ones_account(tmp_path: Path) -> None:

@@ -50,14 +50,7 @@ from verl.workers.utils.padding import response_to_nested
 from goldilocks.dotted_keys import value_at
 from goldilocks.losses.log_probs import WeightsGuard, behaviour_log_probs, gap_sums, has_experts, is_bypassed, mean_gap
 from goldilocks.verl.patch import DISTANCE, MOVED_SUM, MOVED_TOKENS, WHOLE_ROWS, WHOLE_TOKENS
-from goldilocks.verl.store import (
-    copied,
-    fill_log_probs,
-    is_padding,
-    newest_version_of,
-    stale_tokens,
-    version_of,
-)
+from goldilocks.verl.store import copied, fill_log_probs, is_padding, newest_version_of, stale_tokens, version_of
 
 FIELDS = ["old_log_probs", "rollout_log_probs", "response_mask"]
 ROWS = 64  # that the gap is measured on: the mean over their tokens tells one policy from another

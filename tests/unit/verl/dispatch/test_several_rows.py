@@ -14,7 +14,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl_world import Queue, Server, Worker, prompt, written
 
-from goldilocks.core.groups import pack_rollout, unpack_rollout
+from goldilocks.core.groups import pack_rollout
 from goldilocks.types import Group, Prompt, Rollout
 from goldilocks.verl.dispatch.backend import rollout_of
 from goldilocks.verl.dispatch.client import Session
@@ -59,7 +59,7 @@ async def test_rows_of_a_rollout_are_stored_together_and_told_of_once(
     group = Group("g1", Prompt(1, 1), tuple(rollouts), trained=tuple(rollouts[1:]))
     assert batch_of([group]).keys == ["g1_1_0", "g1_1_1", "g1_1_2"]
     assert untrained_of([group]) == {"g1": [(rollouts[0].reward, 5)]}
-    saved = unpack_rollout("g1", pack_rollout(rollouts[1]))
+    saved = Rollout("g1", *pack_rollout(rollouts[1]))
     assert saved == rollouts[1]
 
 
