@@ -274,8 +274,7 @@ def verl_defaults(*overrides: str) -> DictConfig:
 
 def quoted(value: object) -> str:
     """Quote a text for Hydra's grammar, in which a bare comma would make a sweep."""
-    text = str(value).replace("'", r"\'")
-    return f"'{text}'"
+    return "'" + str(value).replace("'", r"\'") + "'"
 
 
 def _explain(error: Exception, base: DictConfig, overrides: Sequence[str]) -> str:

@@ -347,8 +347,7 @@ class BudgetCallback(TrainerCallback):
     def metrics(self) -> dict[str, float]:
         """Return the seconds of the last update and, with a budget, the share of it that is spent."""
         assert self._meter is not None
-        spent = {SPENT: self._meter.share} if self._budget.costs else {}
-        return {SECONDS: self._seconds, **spent}
+        return {SECONDS: self._seconds, **({SPENT: self._meter.share} if self._budget.costs else {})}
 
 
 class WeightsGuardCallback(TrainerCallback):

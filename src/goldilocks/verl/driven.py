@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,13 +40,14 @@ from goldilocks.errors import require
 from goldilocks.hashing import MEDIA
 from goldilocks.runs.checkpoints import FILE
 from goldilocks.runs.history import accuracy_by, value_of
-from goldilocks.verl.store import check_row
+from goldilocks.verl.store import check_columns
 from goldilocks.verl.tested import untested
 
 logger = logging.getLogger(__name__)
 
 Batch = dict[str, Any]
 PLAIN: Any = (int, float, np.int64, np.bool_)  # in order as their float64 are; numpy rounds a float beside a float32
+TIMES = re.compile(r"(duration|time32|time64)\[")  # in the names of Arrow's types: only these may have no JSON
 
 
 class DatasetSource(TablePrompts):
@@ -54,14 +56,29 @@ class DatasetSource(TablePrompts):
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
         self.table = getattr(dataset, "dataframe", None)
+        self._kinds: dict[tuple[str, type], tuple[str, Any]] = {}  # without a table: a value of each type in a column
         super().__init__(len(dataset))
 
     def messages(self) -> Iterable[Any]:
         """The chat messages of each prompt, without building training rows if the data set allows it."""
         key = getattr(self.dataset, "prompt_key", None)
         if self.table is not None and key is not None:
-            return iter(self.table[key])
-        return (self.dataset[index]["raw_prompt"] for index in range(len(self.dataset)))
+            yield from self.table[key]
+            return
+        for index in range(len(self.dataset)):
+            row = self.dataset[index]
+            for name, value in row.items():
+                self._kinds.setdefault((name, type(value)), (name, value))
+            yield row["raw_prompt"]
+
+    def values(self) -> Iterator[tuple[str, Any]]:
+        """Yield values with their columns: the first row's, each type's where there is no table, else all times."""
+        yield from (*(first := self.dataset[0]).items(), *self._kinds.values())
+        schema = getattr(getattr(self.table, "features", None), "arrow_schema", ())
+        if names := [one.name for one in schema if one.name in first and TIMES.search(str(one.type))]:
+            parts = self.table.select_columns(names).with_format("arrow")[:].flatten().flatten()  # structs in structs
+            timed = (name for name in parts.column_names if TIMES.search(str(parts[name].type)))
+            yield from ((name, value.as_py()) for name in timed for value in parts[name].drop_null())
 
     def media(self) -> Sequence[str]:
         if getattr(self.dataset, "prompt_key", None) is None:
@@ -122,7 +139,7 @@ class Driven:
         source = DatasetSource(self.train_dataset)
         rehearse(self.settings, source)
         if self.settings.carries_groups and self.config.trainer.save_freq > 0:
-            check_row(self.train_dataset[0])
+            check_columns(source.values())
         self.collector = self.settings.collector(source, loader_order(self.train_dataloader.sampler))
         for note in (schedule_note(self.config, self.settings, self.total_training_steps), untested("verl")):
             if note:

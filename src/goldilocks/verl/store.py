@@ -17,7 +17,7 @@ import hashlib
 import io
 import json
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -263,10 +263,10 @@ def load_rows(folder: Path) -> list[Any]:
     return list(from_json(json.loads((folder / FILE_OF_VALUES).read_text()), stored.marks))
 
 
-def check_row(row: Mapping[str, Any]) -> None:
-    """Refuse a row of the data with a column that ``save_rows`` cannot write."""
+def check_columns(values: Iterable[tuple[str, Any]]) -> None:
+    """Refuse data with a column that ``save_rows`` cannot write, by values that columns have."""
     stored = _Stored({})
-    for name, value in row.items():
+    for name, value in values:
         try:
             to_json(value, stored.put, stored.marks)
         except ValueError as error:

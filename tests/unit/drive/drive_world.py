@@ -90,8 +90,7 @@ class Streaming(FaultyEngine, Backend):
         """Do nothing: what is late does not hold the trainer up."""
 
     def state_dict(self) -> dict[str, Any]:
-        names = ("tick", "pending", "delivered", "written")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in ("tick", "pending", "delivered", "written")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.tick, self.delivered, self.written = state["tick"], state["delivered"], state["written"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from datetime import date, time, timedelta
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +23,7 @@ from verl.trainer.ppo.utils import create_rl_sampler
 from goldilocks.core.source import undecoded
 from goldilocks.hashing import content_key
 from goldilocks.verl.driven import DatasetSource, loader_order
+from goldilocks.verl.store import check_columns
 
 SIZE = 20
 
@@ -73,6 +76,9 @@ class Frame(SimpleNamespace):
     def __len__(self) -> int:
         return len(self.dataframe)
 
+    def __getitem__(self, index: int) -> Any:
+        return self.dataframe[index]
+
 
 STORED = {"bytes": Value("binary"), "path": Value("string")}
 
@@ -99,6 +105,17 @@ def test_images_are_read_as_they_are_stored_and_nothing_is_written_to_the_disk(t
     assert list(undecoded(table, "seen")) == seen
     assert list(undecoded(chosen, "seen")) == [seen[3], seen[2], seen[0]]
     assert set(tmp_path.iterdir()) == files
+
+
+@pytest.mark.parametrize("late", [timedelta(1), {"spans": [{"in": timedelta(1)}]}, time(9), {1, 2}])
+def test_a_column_that_no_checkpoint_can_hold_is_named_though_the_first_row_has_no_value_there(late: Any) -> None:
+    fine = {"raw_prompt": "a", "day": date(2026, 1, 2), "price": Decimal("1.10")}
+    rows: Any = [{**fine, "late": one} for one in (None, late)]
+    if not isinstance(late, set):  # Arrow has no column of these
+        rows = Frame(dataframe=Dataset.from_list(rows), prompt_key="raw_prompt")
+    named = r"column 'late[\w.]*' cannot be saved .*: (timedelta|time|set) .*; leave it out, or"
+    with pytest.raises(ValueError, match=named):
+        check_columns(DatasetSource(rows).values())
 
 
 def test_the_key_of_messages_with_an_image_is_that_of_its_pixels() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date, datetime, timedelta, timezone
+from datetime import date, datetime, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from PIL import Image
 from verl_world import Queue
 
 from goldilocks.types import Rollout
-from goldilocks.verl.store import QueueRows, check_row, load_rows, save_rows
+from goldilocks.verl.store import QueueRows, load_rows, save_rows
 
 PICTURE = Image.linear_gradient("L").resize((4, 4))
 
@@ -143,13 +143,6 @@ def test_the_bytes_of_a_picture_come_back_and_are_stored_once_for_all_rows_that_
     save_rows(rows, tmp_path)
     assert load_rows(tmp_path) == rows
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 2 * len(photo)
-
-
-@pytest.mark.parametrize("value", [timedelta(1), {"spans": [timedelta(1)]}, {1, 2}])
-def test_a_column_that_no_checkpoint_can_hold_is_named(value: Any) -> None:
-    check_row({"day": date(2026, 1, 2), "price": Decimal("1.10")})
-    with pytest.raises(ValueError, match=r"column 'waited' cannot be saved .*: (timedelta|set) .*; leave it out, or"):
-        check_row({"day": date(2026, 1, 2), "waited": value})
 
 
 def test_what_is_no_value_is_named(tmp_path: Path) -> None:

@@ -78,8 +78,7 @@ def threads_per_rank(ranks: int) -> int:
     The cores of this machine are those of this process's affinity, within the quotas of its control groups.
     """
     quotas = [quota for folder in _control_groups() if (quota := _quota(folder)) is not None]
-    cores = max(1, int(min([len(os.sched_getaffinity(0)), *quotas])))
-    return max(1, cores // max(1, ranks))
+    return max(1, int(min([len(os.sched_getaffinity(0)), *quotas])) // max(1, ranks))
 
 
 def _control_groups() -> Iterator[Path]:
