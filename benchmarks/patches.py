@@ -4,16 +4,19 @@
     python benchmarks/patches.py --cases log-probs messages+packed-rows             # these two, the last one together
     python benchmarks/patches.py --read patches.jsonl                               # the table again
 
-One launch of ``goldilocks train grpo`` on our own engine with a model of random weights (``random_task.py``), a
-learning rate of 0, always the same prompts, answers of exactly ``--length`` tokens and a reward that differs within
-every group, so that every step has the same work. With ``--spread 0.75`` the answers of a group have a quarter to seven
-quarters of these tokens, in even steps: rows of like length are worth nothing where all are alike. A round is one step
-without each, in random order, with a step that has all before every second one and at the end.
+One launch of ``goldilocks train grpo`` with the load of ``trainer.py``'s ``ours filter_groups`` on our own engine: a
+model of random weights (``random_task.py``) that ends its answers by chance, the longest at eight times the mean, and a
+learning rate of 0. A share ``--keep`` of the prompts teaches something. A batch and a half of prompts are open at once,
+more than there are slots and fewer than a step needs: they wait, and others are asked for while answers are being
+written. The prompts come in the order of the data, where each stretch has its share, so that steps have like work. A
+round is one step without each, in random order, with a step that has all before every second one and at the end.
 
 A line of the table: what was switched off; seconds of a step from its begin to the next one's, and of its parts as verl
-times them; the ratio to the steps with all next before and after it; the largest memory that the training worker held
-on the GPU in the update, and its ratio; steps. Seconds and ratios are medians, with the least and the largest ratio.
-``not asked for`` names what no process called in these steps: nothing was measured of it.
+times them; the ratio to the steps with all next before and after it; the same ratio of the tokens that were written in
+the step and of those that it trained, with their prompts, since no two steps have quite the same; the largest memory
+that the training worker held on the GPU in the update, and its ratio; steps. Seconds and ratios are medians, with the
+least and the largest ratio of the seconds. ``not asked for`` names what no process called in these steps: nothing was
+measured of it.
 
 ``--out`` keeps each step as soon as it is over. ``--seconds`` ends the run, its start included.
 """
@@ -36,6 +39,7 @@ from typing import Any
 
 import random_task
 import switched_patches as switches
+import trainer
 
 WARM_UP = [[], [switches.SINGLE_TURN], []]  # what is off in the first steps, which do not count
 CASES = (
@@ -45,6 +49,7 @@ CASES = (
 PARTS = {
     "gen": "gen", "old_log_prob": "old_log_prob", "adv": "adv", "update": "update_actor", "weights": "update_weights",
 }  # fmt: skip
+OPEN = 1.5  # prompts open at once, in batches: more than there are slots, fewer than a step needs
 ALL = "all on"
 
 
@@ -55,6 +60,8 @@ class Step:
     off: tuple[str, ...]
     seconds: float
     parts: dict[str, float]
+    written: float  # tokens, as the next
+    trained: float
     peak: int
     asked: tuple[str, ...]
 
@@ -87,40 +94,13 @@ def schedule(cases: Sequence[list[str]], rounds: int, seed: int) -> list[list[st
     return [*steps, []]
 
 
-def lengths(args: argparse.Namespace) -> list[int]:
-    """The tokens of each answer of a group: ``--length`` in the mean."""
-    places = [2 * index / max(1, args.n - 1) - 1 for index in range(args.n)]  # from -1 to 1
-    return [round(args.length * (1 + args.spread * place)) for place in places]
-
-
-def words(args: argparse.Namespace, model: Path, data: Path, steps: int) -> list[str]:
-    """The run that is measured: its prompts are those of one batch, in every step."""
-    precision = "actor_rollout_ref.actor.fsdp_config.mixed_precision"
-    on_gpu = [
-        "actor_rollout_ref.rollout.dtype=bfloat16", f"{precision}.param_dtype=bf16", f"{precision}.reduce_dtype=fp32",
-        "actor_rollout_ref.model.enable_gradient_checkpointing=True",
-    ]  # fmt: skip
-    return [
-        "grpo", *random_task.settings(model, data, max(lengths(args))), "reward.custom_reward_function.name=spread",
-        f"device={args.device}", "actor_rollout_ref.rollout.name=transformers",
-        f"data.train_batch_size={args.prompts}", f"data.train_max_samples={args.prompts}",
-        f"actor_rollout_ref.actor.ppo_mini_batch_size={args.prompts}",
-        f"actor_rollout_ref.rollout.n={args.n}", f"actor_rollout_ref.rollout.max_num_seqs={args.prompts * args.n}",
-        "actor_rollout_ref.rollout.ignore_eos=True",
-        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384", "actor_rollout_ref.actor.optim.lr=0",
-        f"trainer.total_training_steps={steps}", f"trainer.total_epochs={steps}",
-        "trainer.val_before_train=False", "trainer.test_freq=-1", "trainer.save_freq=-1",
-        *(on_gpu if args.device == "cuda" else []), *args.words,
-    ]  # fmt: skip
-
-
 def run(args: argparse.Namespace, plan: list[list[str]], out: Path, folder: Path) -> None:
     """Train, until the plan or the time is over; each step is in ``out`` when the next begins."""
     until, shape = time.time() + args.seconds, random_task.SHAPES[args.model]
     precision = "bfloat16" if args.device == "cuda" else "float32"
     model, data, board, planned = (folder / name for name in ("model", "data", "board", "plan"))
-    random_task.make_model(model, shape, args.length, max(lengths(args)), precision, args.device)
-    random_task.make_data(data, shape, keep=1)
+    random_task.make_model(model, shape, args.mean, trainer.LONGEST * args.mean, precision, args.device)
+    random_task.make_data(data, shape, args.keep)
     print(f"{until - time.time():.0f} s left after the model was made", file=sys.stderr, flush=True)
     board.write_bytes(bytes(switches.Board.SIZE))
     planned.write_text(json.dumps(plan))
@@ -128,9 +108,11 @@ def run(args: argparse.Namespace, plan: list[list[str]], out: Path, folder: Path
         **os.environ, switches.BOARD: str(board), switches.SCHEDULE: str(planned), switches.STEPS: str(out.resolve()),
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent.resolve()), os.environ.get("PYTHONPATH", "")]),
         "VERL_USE_EXTERNAL_MODULES": switches.__name__, switches.UNTIL: str(until),
-        switches.LENGTHS: json.dumps(lengths(args)),
     }  # fmt: skip
-    command = [sys.executable, "-m", "goldilocks.cli", "train", *words(args, model, data, len(plan) + 1)]
+    args.warm_up, args.steps = len(WARM_UP), len(plan) - len(WARM_UP) + 1
+    args.words = ["data.shuffle=False", f"data.gen_batch_size={round(OPEN * args.groups)}", *args.words]
+    words = trainer.words(args, trainer.Arm("ours", "filter_groups", args.keep), model, data)
+    command = [sys.executable, "-m", "goldilocks.cli", "train", *words]
     done = subprocess.run([*command, "--runs", str(folder), "--name", "run"], env=env, capture_output=True, text=True)
     if done.returncode:
         log = folder / "run" / "log"
@@ -151,8 +133,8 @@ def ratios(steps: Sequence[Step], case: str, measure: str) -> list[float]:
 def table(steps: Sequence[Step]) -> list[str]:
     """The lines to print."""
     cases = list(dict.fromkeys([ALL, *sorted((step.case for step in steps), key=lambda case: (case.count("+"), case))]))
-    heads = "".join(f"{name:>13}" for name in [*PARTS, "rest"])
-    lines = [f"{'seconds':>8}{heads}   {'ratio':<23}{'GiB':>8}{'ratio':>8}{'steps':>7}  without"]
+    heads = "".join(f"{name:>13}" for name in [*PARTS, "rest"]) + f"   {'ratio':<23}{'written':>8}{'trained':>9}"
+    lines = [f"{'seconds':>8}{heads}{'GiB':>8}{'ratio':>8}{'steps':>7}  without"]
     for case in cases:
         those = [step for step in steps if step.case == case]
         parts = {name: [step.parts.get(key, 0.0) for step in those] for name, key in PARTS.items()}
@@ -160,25 +142,23 @@ def table(steps: Sequence[Step]) -> list[str]:
         shown = "".join(f"{statistics.median(values):>13.2f}" for values in [*parts.values(), rest])
         slower = ratios(steps, case, "seconds")
         ratio = f"{statistics.median(slower):.3f} ({min(slower):.3f} to {max(slower):.3f})"
+        written, trained = (statistics.median(ratios(steps, case, tokens)) for tokens in ("written", "trained"))
         memory = max(step.peak for step in those) / 2**30
         more = max(ratios(steps, case, "peak"))
         silent = sorted(set(those[0].off).difference(*(step.asked for step in those)))
         note = f"   not asked for: {', '.join(silent)}" if silent else ""
         lines.append(
             f"{statistics.median(step.seconds for step in those):>8.2f}{shown}   {ratio:<23}"
-            f"{memory:>8.2f}{more:>8.3f}{len(those):>7}  {case}{note}"
+            f"{written:>8.3f}{trained:>9.3f}{memory:>8.2f}{more:>8.3f}{len(those):>7}  {case}{note}"
         )
     return lines
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--model", choices=list(random_task.SHAPES), default="tiny")
-    parser.add_argument("--prompts", type=int, default=64)
-    parser.add_argument("--n", type=int, default=8)
-    parser.add_argument("--length", type=int, default=300, help="tokens of every answer")
-    parser.add_argument("--spread", type=float, default=0.0, help="how far the longest and the shortest are from it")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, parents=[trainer.sizes()]
+    )
+    parser.add_argument("--keep", type=float, default=0.5, help="share of prompts that teach something")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=3600, help="the run ends after so many, with fewer steps")
     parser.add_argument("--seed", type=int, default=0)
@@ -186,7 +166,8 @@ def main() -> None:
     parser.add_argument("--words", nargs="*", default=[], help="settings of the run, key=value")
     parser.add_argument("--out", type=Path, default=Path("patches.jsonl"), help="a file for the figures of every step")
     parser.add_argument("--read", type=Path, help="such a file, to print its table")
-    args = parser.parse_args()
+    parser.set_defaults(engine="transformers")
+    args = trainer.sized(parser.parse_args())
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if not args.read:
         plan = schedule([switched_off(case) for case in args.cases], args.rounds, args.seed)
@@ -197,9 +178,7 @@ def main() -> None:
     if not any(not step.off for step in steps):
         sys.exit(f"--seconds={args.seconds:g}: no step after the warm-up; expected more")
     if not args.read:
-        among = sorted({min(lengths(args)), max(lengths(args))})
-        tokens = " to ".join(map(str, among))
-        print(f"{args.model} on {args.device}, {args.prompts} prompts × {args.n}, answers of {tokens} tokens")
+        print(trainer.load(args))
     print(*table(steps), sep="\n")
 
 

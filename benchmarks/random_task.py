@@ -4,8 +4,7 @@ The weights are random. At every token the model ends its answer with the same c
 the lengths of the answers are known before: geometric with the mean that was asked for, cut at the longest. The reward
 is drawn by prompt: of a share ``keep`` of the prompts an answer's reward is a hash of its text, and a group of eight is
 mixed with a chance of 0.99; of the others it is the same for every answer. Neither length nor weights change which
-groups teach something, so that all runs of a table have the same work. A second reward, ``spread``, differs from answer
-to answer, so that every row has a signal.
+groups teach something, so that all runs of a table have the same work.
 """
 
 from __future__ import annotations
@@ -34,10 +33,6 @@ import zlib
 def drawn(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     acc = float(zlib.crc32(solution_str.encode()) & 1) if ground_truth == "mixed" else float(ground_truth)
     return {"score": acc, "acc": acc}
-
-def spread(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    score = zlib.crc32(solution_str.encode()) / 2**32
-    return {"score": score, "acc": score}
 """
 
 
@@ -124,7 +119,8 @@ def make_data(folder: Path, shape: Shape, keep: float) -> None:
 
     draws = np.random.default_rng(1)
     words = draws.integers(shape.words - len(SPECIAL), size=(PROMPTS, PROMPT_WORDS))
-    mixed = draws.random(PROMPTS) < keep  # a larger share has the same prompts and some more
+    golden = (math.sqrt(5) - 1) / 2  # its multiples are spread evenly, so that stretches of the prompts are alike
+    mixed = np.arange(PROMPTS) * golden % 1 < keep  # a larger share has the same prompts and some more
     rows = [
         {
             "data_source": "drawn",

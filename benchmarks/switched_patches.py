@@ -24,7 +24,6 @@ from goldilocks.verl.patches import PATCHES, speed
 
 BOARD, SCHEDULE, STEPS = "PATCH_BOARD", "PATCH_SCHEDULE", "PATCH_STEPS"  # the environment names three files
 UNTIL = "PATCH_UNTIL"  # environment: when the run ends at the latest, in seconds since the epoch
-LENGTHS = "PATCH_LENGTHS"  # environment: the tokens of each answer of a group, in JSON
 SINGLE_TURN = "single-turn"  # no patch: single-turn rollouts many at a time, not by verl's agent loop
 MESSAGES = "messages"  # no patch: many requests to a server in one message
 STAY = ("one-pass", "v0-trainer")  # the trainer asks whether the first stands, and sends its loss what verl's lacks
@@ -106,13 +105,18 @@ class Steps:
         self._board = board
         self._schedule: list[list[str]] = json.loads(Path(os.environ[SCHEDULE]).read_text())
         self._number, self._began = -1, 0.0
+        self._written = 0.0  # tokens of the run, up to the step before
         self.parts: dict[str, float] = {}  # seconds of the parts of the step, as verl timed them
+        self.metrics: dict[str, float] = {}  # of the step
 
     def begin(self, trainer: Any) -> None:
         """The step before is over; the next begins when this returns."""
         if self._number >= 0:
             step = {"off": self._schedule[self._number], "seconds": time.perf_counter() - self._began}
-            found = {"parts": self.parts, "peak": self._board.peak, "asked": self._board.asked}
+            written = self.metrics["accounts/generated_tokens"]
+            tokens = {"written": written - self._written, "trained": self.metrics["perf/total_num_tokens"]}
+            found = {"parts": self.parts, **tokens, "peak": self._board.peak, "asked": self._board.asked}
+            self._written = written
             with open(os.environ[STEPS], "a") as file:
                 print(json.dumps(step | found), file=file)
         self._number = min(self._number + 1, len(self._schedule) - 1)
@@ -151,7 +155,7 @@ def _count_steps(board: Board) -> None:
         steps[0].begin(self)
 
     def _compute_metrics(self: Any, batch: Any, metrics: Any, timing_raw: dict[str, float], **others: Any) -> None:
-        steps[0].parts = dict(timing_raw)
+        steps[0].parts, steps[0].metrics = dict(timing_raw), metrics
         compute(self, batch, metrics, timing_raw, **others)
 
     PPOTrainer.on_step_begin = on_step_begin
@@ -163,14 +167,12 @@ def _switch_in_workers(board: Board) -> None:
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
     base = AgentLoopWorkerTQ.__ray_metadata__.modified_class
-    begin, lengths = base.__init__, json.loads(os.environ[LENGTHS])
+    begin = base.__init__
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        from goldilocks.verl.dispatch import client, single_turn, worker
+        from goldilocks.verl.dispatch import client
 
         begin(self, *args, **kwargs)
-        seeded = worker.seeded
-        single_turn.seeded = worker.seeded = lambda *given: {**seeded(*given), "max_tokens": lengths[given[-1]]}
         many = client.exchanged
         client.exchanged = lambda *given: (_one_by_one if board.off(MESSAGES) else many)(*given)
         type(self).single_turn = property(  # our worker sets it next, and reads it for every prompt

@@ -354,17 +354,41 @@ def measure(args: argparse.Namespace, kept: Kept) -> list[str]:
     return failures
 
 
-def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def sizes() -> argparse.ArgumentParser:
+    """Return the options of the load, which ``patches.py`` has too."""
+    parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--model", choices=list(random_task.SHAPES), default="tiny")
-    parser.add_argument("--engine", choices=["transformers", "vllm"], default="transformers")
-    parser.add_argument("--steps", type=int, default=5, help="that count, of each arm")
-    parser.add_argument("--warm-up", type=int, default=2, help="steps before them")
     parser.add_argument("--groups", type=int, help="of a batch (64 on a GPU, 16 on the CPU)")
     parser.add_argument("--n", type=int, default=8, help="rollouts of a group")
     parser.add_argument("--mean", type=int, help="length of an answer (400 on a GPU, 16 on the CPU)")
     parser.add_argument("--slots", type=int, help="answers at once (512 on a GPU, 256 with our engine from 1.5b on)")
+    return parser
+
+
+def sized(args: argparse.Namespace) -> argparse.Namespace:
+    """Choose the sizes that were not given, by the device."""
+    cuda = args.device == "cuda"
+    large = args.engine == "transformers" and args.model in ("1.5b", "3b")
+    args.groups = args.groups or (64 if cuda else 16)
+    args.mean = args.mean or (400 if cuda else 16)
+    args.slots = args.slots or ((256 if large else 512) if cuda else 128)
+    return args
+
+
+def load(args: argparse.Namespace) -> str:
+    """Return the line above the table."""
+    lengths = f"answers of {args.mean} tokens, {LONGEST * args.mean} at most"
+    return f"{args.model} on {args.device}, rollouts by {args.engine}: {args.groups} groups of {args.n}, {lengths}"
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, parents=[sizes()]
+    )
+    parser.add_argument("--engine", choices=["transformers", "vllm"], default="transformers")
+    parser.add_argument("--steps", type=int, default=5, help="that count, of each arm")
+    parser.add_argument("--warm-up", type=int, default=2, help="steps before them")
     parser.add_argument(
         "--keep", type=float, nargs="+", default=[0.5, 0.2], help="share of prompts that teach something"
     )
@@ -374,13 +398,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--runs", type=Path, help="a folder for models, data and runs (default: one that is removed)")
     parser.add_argument("--out", type=Path, help="a JSON file that keeps the figures of each arm")
     parser.add_argument("words", nargs="*", metavar="key=value", help="settings of every arm")
-    args = parser.parse_args()
-    cuda = args.device == "cuda"
-    large = args.engine == "transformers" and args.model in ("1.5b", "3b")
-    args.groups = args.groups or (64 if cuda else 16)
-    args.mean = args.mean or (400 if cuda else 16)
-    args.slots = args.slots or ((256 if large else 512) if cuda else 128)
-    return args
+    return sized(parser.parse_args())
 
 
 def main() -> int:
@@ -393,8 +411,7 @@ def main() -> int:
         args.runs.mkdir(parents=True, exist_ok=True)
         stack.enter_context(interruptible())
         failures = measure(args, kept)
-    sizes = f"{args.groups} groups of {args.n}, answers of {args.mean} tokens, {LONGEST * args.mean} at most"
-    print(f"{args.model} on {args.device}, rollouts by {args.engine}: {sizes}\n{HEADER}")
+    print(f"{load(args)}\n{HEADER}")
     print(*(found.line(name) for name, found in kept.arms.items()), "", sep="\n")
     print(*ratios(kept.arms, args.keep), *failures, sep="\n")
     return 1 if failures else 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,8 @@ import switched_patches as switches
 
 
 def steps(*found: tuple[list[str], float, int]) -> list[Any]:
-    lines = [{"off": off, "seconds": seconds, "parts": {}, "peak": peak, "asked": []} for off, seconds, peak in found]
+    rest = {"parts": {}, "written": 5, "trained": 4, "asked": []}
+    lines = [{"off": off, "seconds": seconds, "peak": peak} | rest for off, seconds, peak in found]
     return [patches.Step.of(json.dumps(line)) for line in lines]
 
 
@@ -36,16 +36,10 @@ def test_what_no_process_asked_for_is_named() -> None:
     assert table[-1].endswith("messages   not asked for: messages")
 
 
-def test_the_lengths_of_a_group_have_the_mean_that_was_asked_for() -> None:
-    assert patches.lengths(argparse.Namespace(length=300, spread=0.0, n=8)) == [300] * 8
-    spread = patches.lengths(argparse.Namespace(length=300, spread=0.75, n=8))
-    assert (spread[0], spread[-1], sum(spread) / 8) == (75, 525, 300)
-
-
 async def test_a_worker_finds_the_switches_of_what_is_no_patch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
-    from goldilocks.verl.dispatch import client, single_turn, worker
+    from goldilocks.verl.dispatch import client
 
     class Server:
         class generate:
@@ -55,9 +49,7 @@ async def test_a_worker_finds_the_switches_of_what_is_no_patch(tmp_path: Path, m
 
     base = AgentLoopWorkerTQ.__ray_metadata__.modified_class
     monkeypatch.setattr(base, "__init__", lambda self: None)
-    for module, name in ((client, "exchanged"), (worker, "seeded"), (single_turn, "seeded")):
-        monkeypatch.setattr(module, name, getattr(module, name))  # given back at the end
-    monkeypatch.setenv(switches.LENGTHS, "[3, 4]")
+    monkeypatch.setattr(client, "exchanged", client.exchanged)  # given back at the end
     (tmp_path / "board").write_bytes(bytes(switches.Board.SIZE))
     board = switches.Board(str(tmp_path / "board"))
     switches._switch_in_workers(board)
@@ -68,6 +60,4 @@ async def test_a_worker_finds_the_switches_of_what_is_no_patch(tmp_path: Path, m
     assert ours.single_turn is None
     answers = [one async for part in client.exchanged(Server, [("a", [1], {}), ("b", [2], {})]) for one in part]
     assert sorted(answers) == [("a", [1]), ("b", [2])]
-    rollout = SimpleNamespace(name="transformers", full_determinism=False)
-    assert worker.seeded({}, rollout, 0, 1)["max_tokens"] == 4
     assert board.asked == sorted([switches.SINGLE_TURN, switches.MESSAGES], key=switches.NAMES.index)
