@@ -132,6 +132,11 @@ of random weights in bf16, 64 prompts × 8, answers of 75 to 525 tokens, 300 in 
 $ python benchmarks/patches.py --device cuda --model 1.5b --spread 0.75
 ```
 
+That is the benchmark as it was up to `838002d8`: the answers of every group in even steps of length, no group dropped,
+all prompts of a step at hand at its begin. Since then it has the load of a run with `filter_groups`: geometric lengths
+of `--mean` tokens, half of the prompts mixed, prompts that wait and more that come while answers are being written. No
+table of a GPU was made with that form.
+
 A step without each speed-up stands beside steps with all in one run. Seconds of a step and of its parts are medians;
 the ratio is to the steps with all next before and after it, its median, least and largest; memory is the peak of the
 training worker.
