@@ -70,7 +70,7 @@ loses without the others:
 
 ```
 ok    plug-in         live in a Ray worker, 9 additions
-ok    patches         12 of 12 live: process-group, critic-attention, trl-value-heads, log-probs, one-pass, …
+ok    patches         11 of 11 live: process-group, critic-attention, trl-value-heads, log-probs, one-pass, …
 ```
 
 With the package installed and nothing of ours asked for, every function is verl's own. The environment variable
@@ -196,13 +196,13 @@ written for (`goldilocks.verl.dispatch.single_turn.FOLLOWED`) and `GOLDILOCKS_PA
 otherwise verl's loop is run.
 
 The figures of a validation with several answers to a problem are computed by our trainers
-(`goldilocks.verl.driven.validation_figures`), with the draws of all problems in one array. verl draws a thousand times
-from each problem's answers, one draw after the other, while the GPU waits: 500 problems with rewards and accuracies
-took 9 to 13 s of one core for two answers each and 27 s for four; 0.04 and 0.1 s here. The figures are equal to verl's,
-which a test checks against the installed verl. In a [study on MATH](lab/math.md#time) ten validations were 28 % of an
-arm's time, and the draws about a tenth. verl's own trainers (`trainer.v1.trainer_mode=sync`, …) compute them in verl's
-way. So do ours where answers vote (the reward function returns `pred`), and where a value is None, a float32, not
-finite, 2^53 or larger, or no number; a column of texts alone is left out, as verl does.
+(`goldilocks.verl.validation`), with all draws in one array. verl draws a thousand times from each problem's answers,
+one draw after the other, while the GPU waits: 500 problems with rewards and accuracies took 8 to 13 s of one core for
+two answers each and 16 to 27 s for four; 0.04 and 0.1 s here. With votes (the reward function returns `pred`) four
+answers took 25 and 0.7 s. The figures are equal to verl's, which a test checks against the installed verl. In a [study
+on MATH](lab/math.md#time) ten validations were 28 % of an arm's time, and the draws about a tenth. verl's own trainers
+(`trainer.v1.trainer_mode=sync`, …) compute them in verl's way. So do ours where a value is None, a float32, not finite,
+2^53 or larger, or no number, and where a vote is no text; a column of texts alone is left out, as verl does.
 
 `tests/unit/test_canary.py` holds every digest against the installed verl, TransferQueue and TRL: it is the test to run
 first with a new release of one of them.

@@ -9,17 +9,14 @@ verl counts the updates as if no group were dropped: an upper bound.
 
 Validation adds accuracy by the columns of ``goldilocks.validate_by`` and, on V1, how many answers failed. verl names an
 answer by the uid of its prompt and does not keep the row of the data. So a data loader remembers the rows: verl 0.9.1
-writes the uid into them (V1) or takes the uid that they have (V0). Of several answers to a problem verl takes the best
-and the worst of a thousand draws one draw after the other, while the GPU waits: here all draws are one array.
+writes the uid into them (V1) or takes the uid that they have (V0).
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 import re
 import uuid
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,11 +39,11 @@ from goldilocks.runs.checkpoints import FILE
 from goldilocks.runs.history import accuracy_by, value_of
 from goldilocks.verl.store import check_columns
 from goldilocks.verl.tested import untested
+from goldilocks.verl.validation import validation_figures
 
 logger = logging.getLogger(__name__)
 
 Batch = dict[str, Any]
-PLAIN: Any = (int, float, np.int64, np.bool_)  # in order as their float64 are; numpy rounds a float beside a float32
 TIMES = re.compile(r"(duration|time32|time64)\[")  # in the names of Arrow's types: only these may have no JSON
 
 
@@ -241,48 +238,6 @@ class Driven:
                 logger.warning(said, failed, failed + len(uids))
         self.collector.beliefs.tell(metrics)
         return metrics
-
-
-def validation_figures(sources: Any, uids: Any, infos: Any, expected: Mapping[Any, int]) -> dict[str, float] | None:
-    """Return verl's metrics of the answers, to the last digit; None where answers vote or are no plain numbers."""
-    numbers: dict[str, Any] = {name: values for name, values in infos.items() if {*map(type, values)} != {str}}
-    plain = all(isinstance(one, PLAIN) and abs(one) < 2**53 for values in numbers.values() for one in values)
-    if not plain or "pred" in infos or (expected and not expected.keys() >= {*zip(sources, uids, strict=True)}):
-        return None
-    if expected and "acc" in numbers:
-        numbers["acc_success_only"] = numbers["acc"]
-    table: dict[Any, Any] = defaultdict(lambda: defaultdict(list))  # of a source and a variable: answers by problem
-    for name, values in numbers.items():
-        for source, uid, value in zip(sources, uids, values, strict=True):
-            table[source, name][uid].append(value)
-    for (source, uid), count in expected.items():
-        if (source, "acc") in table:  # an answer that failed is wrong
-            table[source, "acc"][uid] += [0.0] * (count - len(table[source, "acc"][uid]))
-    metrics = {}
-    for (source, name), problems in table.items():
-        is_core, most = name == ("acc" if (source, "acc") in table else "reward"), max(map(len, problems.values()))
-        for figure, values in _figures([*problems.values()]).items():
-            section = "core" if is_core and figure.startswith((f"mean@{most}", f"best@{most}/")) else "aux"
-            metrics[f"val-{section}/{source}/{name}/{figure}"] = values
-    return metrics
-
-
-def _figures(problems: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Return verl's figures of a problem, each the mean over the problems with as many answers."""
-    found: dict[str, np.ndarray] = defaultdict(lambda: np.full(len(problems), np.nan))
-    for size in {*map(len, problems)} - {0}:
-        places = [place for place, answers in enumerate(problems) if len(answers) == size]
-        values = np.array([problems[place] for place in places], dtype=np.float64)
-        found[f"mean@{size}"][places] = values.mean(axis=1)
-        if size > 1:
-            found[f"std@{size}"][places] = values.std(axis=1)
-        for drawn in {size, *(2**power for power in range(1, (size - 1).bit_length()))} - {1}:
-            draws = np.random.RandomState(42).choice(size, size=(1000, drawn))  # verl's seed and number
-            for name, better in (("best", np.maximum), ("worst", np.minimum)):
-                chosen = functools.reduce(better, (values.take(column, axis=1) for column in draws.T))
-                found[f"{name}@{drawn}/mean"][places] = chosen.mean(axis=1)
-                found[f"{name}@{drawn}/std"][places] = chosen.std(axis=1)
-    return {figure: np.mean(of_each[~np.isnan(of_each)]) for figure, of_each in found.items()}
 
 
 @contextmanager
