@@ -185,7 +185,7 @@ without `single-turn`, against 1.072.
 
 **All that was removed**, also of our engine, beside the revision before: [1.19 of its
 step](lab/trainer.md#before-and-after-the-cut) with lengths that differ more than here, where `row-selection` and
-`one-partition` were felt. `rows-by-length` and our trainer now do both without a patch of their own.
+`one-partition` were felt. `rows-by-length` and our trainer now do both without a patch of their own: 1.10.
 
 ## What is followed and not replaced
 
