@@ -1,8 +1,13 @@
 """What strata are worth: ``dapo``'s informative groups per 1,000 rollouts, and ``frontier``'s as multiples of them.
 
     python benchmarks/frontier.py [--worlds 8] [--seed 0]
+    python benchmarks/frontier.py --pass-rates FILE --columns level,type [--runs 10] [--rest 0.25]
 
-Each world is a file for ``goldilocks simulate --pass-rates``: skills of several levels, most of them out of reach.
+With a file of pass rates: ``frontier``'s informative groups per token and per rollout, and the engine's steps for one,
+as multiples of ``dapo``'s at equal rollouts, after one pass and after three. A run draws the pass rates that may be
+behind the answers, as ``goldilocks advise`` does.
+
+Else each world is a file for ``goldilocks simulate --pass-rates``: skills of several levels, most of them out of reach.
 How many there are, how steeply levels get harder, how much prompts of one level differ, and how prompts are worded is
 drawn.
 """
@@ -10,15 +15,25 @@ drawn.
 from __future__ import annotations
 
 import argparse
+import logging
+import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from goldilocks.core.selectors import Frontier
 from goldilocks.dotted_keys import merged
+from goldilocks.drive.driver import Driver
+from goldilocks.lab import Interval
 from goldilocks.lab.simulate import PassRates, Setup, simulate
+from goldilocks.lab.simulate.advise import Candidate, course
+from goldilocks.lab.simulate.pass_rates import read_pass_rates
 from goldilocks.lab.simulate.run import recipe_config, settings_of
 
 BUDGETS = (4_096, 16_384)
+N, PASSES = 8, (1, 3)  # rollouts of a prompt; passes over the prompts of a file
 COLUMNS = ("dapo", "column", "text", "column*", "text*")  # *: shuffled, so that strata say nothing
 WORDINGS = ("numbers", "verbose", "operands", "letters")
 NAMES = ("add", "sub", "mul", "sort", "count", "max", "reverse", "divide")
@@ -121,18 +136,71 @@ def line(name: str, figures: list[float]) -> str:
     return f"{name:<56}" + "".join(f"{one:>8.2f}" for one in figures)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--worlds", type=int, default=8)
-    parser.add_argument("--seed", type=int, default=0, help="of the first world")
-    parser.add_argument("--runs", type=int, default=2, help="simulations of each world and policy")
-    args = parser.parse_args()
+def multiples(file: Path, arms: Sequence[Candidate], runs: int) -> dict[Candidate, list[Interval]]:
+    """Of each arm, after each number of passes: groups per token and per rollout, and steps per group, over dapo's."""
+    logging.getLogger(Driver.__module__).setLevel(logging.ERROR)  # a simulation ends with its budget
+    prompts = read_pass_rates(file)
+    found: dict[Candidate, list[list[float]]] = {arm: [] for arm in arms}
+    for seed in range(1, runs + 1):
+        setup = Setup(max(PASSES) * N * len(prompts), seed, target_groups=32)
+        drawn = prompts.drawn(np.random.default_rng(seed))
+        dapo = course(Candidate("dapo"), drawn, setup, N)
+        for arm in arms:
+            own, figures = course(arm, drawn, setup, N), []
+            for passes in PASSES:
+                at = passes * N * len(prompts)
+                (groups, tokens, steps), (its_groups, its_tokens, its_steps) = (
+                    [float(np.interp(at, one[1], one[row])) for row in (0, 2, 3)] for one in (own, dapo)
+                )
+                more = groups / its_groups
+                figures += [more * its_tokens / tokens, more, steps / its_steps / more]
+            found[arm].append(figures)
+    return {arm: [Interval.of(column) for column in zip(*rows, strict=True)] for arm, rows in found.items()}
+
+
+def of_file(args: argparse.Namespace) -> None:
+    """Print the table of a file of pass rates."""
+    with tempfile.TemporaryDirectory() as folder:
+        recipe = Path(folder) / "frontier.yaml"
+        recipe.write_text(f"defaults: [frontier, _self_]\ngoldilocks: {{selector_kwargs: {{rest: {args.rest}}}}}\n")
+        columns = tuple(filter(None, args.columns.split(",")))
+        arms = [Candidate(str(recipe), columns, " and ".join(columns))] if columns else []
+        headings = "".join(
+            f"{f'{passes} pass, {what}':>24}" for passes in PASSES for what in ("tokens", "rollouts", "steps")
+        )
+        print(f"{f'rest {args.rest}, {args.runs} runs':<24}{headings}")
+        for arm, figures in multiples(args.pass_rates, [*arms, Candidate(str(recipe), (), "text")], args.runs).items():
+            cells = (f"{one.mean:.2f} ± {one.half:.2f}" for one in figures)
+            print(f"{'by ' + arm.strata:<24}" + "".join(f"{cell:>24}" for cell in cells))
+
+
+def of_worlds(args: argparse.Namespace) -> None:
+    """Print the table of worlds that are drawn."""
     print(f"{'':<56}" + "".join(f"{f'after {rollouts:,} rollouts':>40}" for rollouts in BUDGETS))
     print(f"{'skills x levels':<56}" + len(BUDGETS) * "".join(f"{one:>8}" for one in COLUMNS))
     for seed in range(args.seed, args.seed + args.worlds):
         world = World.drawn(seed)
         name = f"{world.skills}x{world.levels} mean {world.mean} steep {world.steep:.1f} spread {world.spread:.0f}"
         print(line(f"{name} {world.wording}", row(world, range(1, args.runs + 1))), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--worlds", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=0, help="of the first world")
+    parser.add_argument("--runs", type=int, default=2, help="simulations of each world and policy")
+    parser.add_argument("--pass-rates", metavar="FILE", type=Path, help="of your own prompts, in place of worlds")
+    parser.add_argument(
+        "--columns", metavar="NAME,NAME", default="", help="of FILE, for strata; by the text in any case"
+    )
+    parser.add_argument(
+        "--rest", type=float, default=Frontier.rest, help="goldilocks.selector_kwargs.rest (%(default)s)"
+    )
+    args = parser.parse_args()
+    if args.pass_rates:
+        of_file(args)
+    else:
+        of_worlds(args)
 
 
 if __name__ == "__main__":
