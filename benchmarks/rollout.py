@@ -1,7 +1,7 @@
 """Tokens per second of the rollout engine against ``model.generate`` or vLLM, and against what the machine can do.
 
     python benchmarks/rollout.py                  # CPU: answers of ragged lengths
-    python benchmarks/rollout.py --device cuda    # one GPU: 512 sequences of 32 + 128 tokens, bf16, 30M and 0.5B shapes
+    python benchmarks/rollout.py --device cuda    # one GPU, bf16, 30M and 0.5B shapes; also a batch to its end
     python benchmarks/rollout.py --peer vllm --model FOLDER      # beside vLLM, on the weights in a folder
     python benchmarks/rollout.py --device cuda --peer plain   # beside the engine without fused layers
     python benchmarks/rollout.py --device cuda --peer eager   # beside the engine that reads no prompts by graphs
@@ -101,6 +101,14 @@ def ragged(groups: int, n: int, prompt: int, longest: int, batch: int) -> Worklo
     prompts = np.repeat(rng.integers(1, 2048, (groups, prompt)), n, axis=0)
     lengths = np.clip(rng.lognormal(np.log(longest / 4), 0.8, groups * n), 4, longest).astype(int)
     return Workload(f"{groups} × n={n}, {prompt} + 4…{longest}", prompts, lengths, batch)
+
+
+def geometric(groups: int, n: int, prompt: int, mean: int, batch: int) -> Workload:
+    """A batch of a trainer: answers end by chance, so that for most of its steps nothing waits for a slot."""
+    rng = np.random.default_rng(0)
+    prompts = np.repeat(rng.integers(1, 2048, (groups, prompt)), n, axis=0)
+    lengths = np.minimum(rng.geometric(1 / mean, groups * n), 8 * mean)
+    return Workload(f"{groups} × n={n}, {prompt} + geometric {mean}", prompts, lengths, batch)
 
 
 class _RowLengths(StoppingCriteria):
@@ -260,7 +268,7 @@ def load(name: str, dtype: torch.dtype, device: torch.device) -> PreTrainedModel
 
 def workloads(device: torch.device) -> list[Workload]:
     if device.type == "cuda":
-        return [uniform(512, 32, 128), ragged(128, 8, 32, 256, 512)]
+        return [uniform(512, 32, 128), ragged(128, 8, 32, 256, 512), geometric(128, 8, 40, 200, 384)]
     return [ragged(12, 8, 16, 128, 32)]
 
 
