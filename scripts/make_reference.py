@@ -201,8 +201,9 @@ one draw after the other, while the GPU waits: 500 problems with rewards and acc
 two answers each and 16 to 27 s for four; 0.04 and 0.1 s here. With votes (the reward function returns `pred`) four
 answers took 25 and 0.7 s. The figures are equal to verl's, which a test checks against the installed verl. In a [study
 on MATH](lab/math.md#time) ten validations were 28 % of an arm's time, and the draws about a tenth. verl's own trainers
-(`trainer.v1.trainer_mode=sync`, …) compute them in verl's way. So do ours where a value is None, a float32, not finite,
-2^53 or larger, or no number, and where a vote is no text; a column of texts alone is left out, as verl does.
+(`trainer.v1.trainer_mode=sync`, …) compute them in verl's way. So do ours where a value is a float32, not finite, 2^53
+or larger, or no number, where a vote is no text, and where more than 128 answers vote; a column of texts alone is left
+out, as verl does.
 
 `tests/unit/test_canary.py` holds every digest against the installed verl, TransferQueue and TRL: it is the test to run
 first with a new release of one of them.

@@ -133,7 +133,7 @@ class Collector:
         self._components = components
         self._statistics = StepStatistics(components={name: [0.0, 0] for name in components})
         # Groups this step has yet to hand out, 0 while its batch is being trained; batches that ``extend`` adds to.
-        self._owed, self._batches, self._exhausted = target_groups, 1, False
+        self._owed, self.batches, self._exhausted = target_groups, 1, False
         self._opened = 0  # groups, also those whose prompts were out before
         self._finite = FiniteMetrics(filter.reads(), self.beliefs.metric)
         self._open = OpenGroups(whole=allocator.size()[1])
@@ -261,12 +261,12 @@ class Collector:
         """Ask for another batch of the same update: the step goes on, and each batch has the limits of a step."""
         if not self._owed:
             self._judged.extend()
-            self._owed, self._batches, self._exhausted = self.target_groups, self._batches + 1, False
+            self._owed, self.batches, self._exhausted = self.target_groups, self.batches + 1, False
 
     def put_back(self) -> None:
         """Let all batches of the update wait again, because they were not trained."""
         self._judged.put_back()
-        self._owed, self._batches = self.target_groups, 1
+        self._owed, self.batches = self.target_groups, 1
 
     def reissue(self, known: Collection[tuple[str, int]] = ()) -> None:
         """Ask again for everything in flight, because the engine was restarted. No limit is charged again.
@@ -365,7 +365,7 @@ class Collector:
         self.beliefs.trained(self.trained)
         self._paused.retain([name for name in self._paused.tokens if name[0] in self._open])
         self.step += 1
-        self._owed, self._batches, self._exhausted = self.target_groups, 1, False
+        self._owed, self.batches, self._exhausted = self.target_groups, 1, False
         self._keep_rate.forget()
         self._statistics = StepStatistics(components={name: [0.0, 0] for name in self._components})
         self._statistics.expired = self._judged.begin_step(self.surplus.oldest(self.step))
@@ -391,13 +391,13 @@ class Collector:
             return 0
         needed = self.surplus.prompts_for(missing, self._keep_rate) - len(self._open)
         room = math.ceil(self.gen_batch_size - self._open.size)
-        allowed = self.gen_batch_size * self._batches
+        allowed = self.gen_batch_size * self.batches
         return min(needed, room, self.limits.prompts_left(self._statistics.prompts_issued, allowed))
 
     @property
     def _rollouts_left(self) -> float:
         step, writing = self._statistics, self._open.in_flight + len(self._statistics.cancelled)
-        return self.limits.rollouts_left(step.rollouts_asked, step.tokens_arrived, writing, self._batches)
+        return self.limits.rollouts_left(step.rollouts_asked, step.tokens_arrived, writing, self.batches)
 
     def _open_next(self, past_the_end: bool) -> bool:
         """Open a group for the next prompt; False when there is none, or no budget for its first ask."""
@@ -418,7 +418,7 @@ class Collector:
     def _exhaustion(self) -> Exhausted:
         kept = f"{len(self._judged)} of {self._owed} groups are kept"
         visits = f"{self.prompts_issued} visits to {len(self.source)} prompts"
-        return Exhausted.after(self.limits, self._statistics, self.gen_batch_size * self._batches, kept, visits)
+        return Exhausted.after(self.limits, self._statistics, self.gen_batch_size * self.batches, kept, visits)
 
     # -- judging -------------------------------------------------------------------------------------------------------
 
@@ -491,6 +491,6 @@ class Collector:
             getattr(self, part).load_state_dict(state[part.lstrip("_")], find)
         self._statistics = StepStatistics.from_state_dict(state["statistics"])
         self.step, self.prompts_issued = state["step"], state["prompts_issued"]
-        self._opened, self._owed, self._batches = state["opened"], state["owed"], 1
+        self._opened, self._owed, self.batches = state["opened"], state["owed"], 1
         self._exhausted = False  # decided again, under today's limits
         self._order.claim([*self._queue.indices, *(one.prompt.index for one in (*self._open, *self._judged.kept))])

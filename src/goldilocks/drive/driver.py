@@ -110,6 +110,8 @@ class Driver:
             self.collector.extend()
         else:
             self._judgements = []
+            if self.collector.owed:  # what is in hand is of an update that was cut short, as by Ctrl-C
+                self.collector.put_back()
         return self._fill_and_take()
 
     def settle(self) -> tuple[Group, ...]:
@@ -235,7 +237,7 @@ class Driver:
     def metrics(self) -> dict[str, float]:
         """Return the collector's metrics, those of all judgements of the update together, and the budget's."""
         trained = self.collector.trained
-        judged = {} if self.gate is None else self.gate.combined(self._judgements, trained)
+        judged = {} if self.gate is None else self.gate.combined(self._judgements, trained, self.collector.batches)
         plain = {name: float(value) for name, value in judged.items()}  # a mean knows its count, and loggers refuse it
         own = self.collector.metrics()
         self._check_threshold(own)

@@ -35,13 +35,12 @@ class FilterGate(Gate):
         refused = by_group(place for number, place in enumerate(places) if number not in staying)
         return Judgement(refused, by_group(places[number] for number in cut.tolist()), metrics)
 
-    def combined(self, judgements: Sequence[Metrics], trained: Sequence[Group]) -> Metrics:
+    def combined(self, judgements: Sequence[Metrics], trained: Sequence[Group], batches: int = 1) -> Metrics:
         """Return the metrics of all judgements; how full the batch is, is said of the batch, not of its parts."""
         if not judgements:
             return {}
         config, complete = self.filter.config, self.filter.config.target_group_size
-        size, there = config.target_num_groups or len(trained), len(trained)
-        missing = -there % size if there > size else size - there  # an update may have several batches of this size
+        missing = batches * config.target_num_groups - len(trained) if config.target_num_groups else 0
         sizes = [min(complete, len(group)) if config.varying_group_sizes else complete for group in trained]
         samples = sum(len(group.trained) for group in trained)
         return combine(judgements) | batch_size_metrics(samples, sum(sizes) + missing * complete)

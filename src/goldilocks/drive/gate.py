@@ -39,7 +39,7 @@ class Gate(ABC):
     def prepare(self, groups: Sequence[Group]) -> None:  # noqa: B027 (most have nothing to prepare)
         """Compute what rows must have before they are judged or trained. ``groups`` are all that were just taken."""
 
-    def combined(self, judgements: Sequence[Metrics], trained: Sequence[Group]) -> Metrics:
+    def combined(self, judgements: Sequence[Metrics], trained: Sequence[Group], batches: int = 1) -> Metrics:
         """Return the metrics of all judgements of an update as those of one; ``trained`` are its batches' groups."""
         return combine(judgements)
 

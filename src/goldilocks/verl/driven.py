@@ -44,6 +44,7 @@ from goldilocks.verl.validation import validation_figures
 logger = logging.getLogger(__name__)
 
 Batch = dict[str, Any]
+FEW = 8  # rows that are looked at of a column with times
 TIMES = re.compile(r"(duration|time32|time64)\[")  # in the names of Arrow's types: only these may have no JSON
 
 
@@ -69,13 +70,14 @@ class DatasetSource(TablePrompts):
             yield row["raw_prompt"]
 
     def values(self) -> Iterator[tuple[str, Any]]:
-        """Yield values with their columns: the first row's, each type's where there is no table, else all times."""
+        """Yield values with their columns: the first row's, each type's where there is no table, else some times."""
         yield from (*(first := self.dataset[0]).items(), *self._kinds.values())
         schema = getattr(getattr(self.table, "features", None), "arrow_schema", ())
         if names := [one.name for one in schema if one.name in first and TIMES.search(str(one.type))]:
             parts = self.table.select_columns(names).with_format("arrow")[:].flatten().flatten()  # structs in structs
-            timed = (name for name in parts.column_names if TIMES.search(str(parts[name].type)))
-            yield from ((name, value.as_py()) for name in timed for value in parts[name].drop_null())
+            for name in (name for name in parts.column_names if TIMES.search(str(parts[name].type))):
+                for place in np.flatnonzero(parts[name].is_valid().to_numpy())[:FEW].tolist():
+                    yield from self.dataset[place].items()  # as the data set makes it of what is stored
 
     def media(self) -> Sequence[str]:
         if getattr(self.dataset, "prompt_key", None) is None:

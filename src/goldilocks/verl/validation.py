@@ -13,24 +13,30 @@ from typing import Any
 
 import numpy as np
 
+NONE = type(None)
+MOST_VOTES = 128  # of a problem: with more, verl's loop is quicker
 PLAIN: Any = (int, float, np.int64, np.bool_)  # in order as their float64 are; numpy rounds a float beside a float32
 
 
 def validation_figures(sources: Any, uids: Any, infos: Any, expected: Mapping[Any, int]) -> dict[str, float] | None:
     """Return verl's metrics of the answers; None where one is no plain number, or its vote no text."""
-    numbers: dict[str, Any] = {name: values for name, values in infos.items() if {*map(type, values)} != {str}}
-    plain = all(isinstance(one, PLAIN) and abs(one) < 2**53 for values in numbers.values() for one in values)
-    if not plain or "pred" in numbers or (expected and not expected.keys() >= {*zip(sources, uids, strict=True)}):
+    numbers: dict[str, Any] = {name: values for name, values in infos.items() if {*map(type, values)} - {str, NONE}}
+    given = [one for values in numbers.values() for one in values if one is not None]
+    plain = all(isinstance(one, PLAIN) and abs(one) < 2**53 for one in given) and "pred" not in numbers
+    if not plain or (expected and not expected.keys() >= {*zip(sources, uids, strict=True)}):
         return None
     if expected and "acc" in numbers:
         numbers["acc_success_only"] = numbers["acc"]
-    votes: dict[Any, list[str]] = defaultdict(list)
+    votes: dict[Any, list[Any]] = defaultdict(list)
     for source, uid, vote in zip(sources, uids, infos.get("pred", ()), strict=False):
         votes[source, uid].append(vote)
+    if max(map(len, votes.values()), default=0) > MOST_VOTES:
+        return None
     table: dict[Any, Any] = defaultdict(lambda: defaultdict(list))  # of a source and a variable: answers by problem
     for name, values in numbers.items():
-        for source, uid, value in zip(sources, uids, values, strict=True):
-            table[source, name][uid].append(value)
+        for source, uid, value in zip(sources, uids, values, strict=False):  # verl's list of rewards may go on
+            if value is not None:
+                table[source, name][uid].append(value)
     for (source, uid), count in expected.items():
         if (source, "acc") in table:  # an answer that failed is wrong
             table[source, "acc"][uid] += [0.0] * (count - len(table[source, "acc"][uid]))
@@ -50,7 +56,7 @@ def _figures(problems: Sequence[Sequence[float]], votes: Sequence[Sequence[str]]
     for size in {*map(len, problems)} - {0}:
         places = [place for place, answers in enumerate(problems) if len(answers) == size]
         values = np.array([problems[place] for place in places], dtype=np.float64)
-        voting = [row for row, place in enumerate(places) if len(votes[place]) == size]
+        voting = [row for row, place in enumerate(places) if len(votes[place]) == size and None not in votes[place]]
         ballots = np.array([[votes[places[row]].index(vote) for vote in votes[places[row]]] for row in voting])
         found[f"mean@{size}"][places] = values.mean(axis=1)
         if size > 1:

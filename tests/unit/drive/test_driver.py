@@ -76,6 +76,14 @@ def test_a_gate_that_refuses_everything_ends_each_batch_after_so_many_refills() 
     assert subject.metrics()["accounts/rejected_rollouts"] == 2 * 3 * 2 * (1 + MAX_REFILLS)
 
 
+def test_an_update_that_was_cut_short_in_its_second_batch_begins_again_with_its_first() -> None:
+    subject = driver(plain_collector())
+    first = subject.batch()
+    subject.collector.extend()  # and then Ctrl-C
+    assert subject.batch() == first
+    assert subject.metrics()["accounts/trained_rollouts"] == sum(map(len, first))
+
+
 def failed(reason: str) -> Rounds:
     return Rounds(lambda requests: (Failure(request.uid, index, reason) for request, index, _ in places(requests)))
 

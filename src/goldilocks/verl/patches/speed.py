@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 LOGITS_PER_BLOCK = 1 << 26  # 256 MiB in fp32, so that peak memory stays low
 WINDOW = "goldilocks_window"  # the first column whose logits are computed
+EVEN = 0.75  # a share of tokens that are no padding: below it padding is left out, above it a copy of logits is saved
 KERNELS = ("FLAH_ATTN", "NPU")  # by which verl takes log-probs of many tokens itself, as it spells them
 # What starting a micro-batch costs, in tokens: one with fewer is not worth its kernels' launches.
 START_TOKENS = 4096
@@ -101,24 +102,37 @@ def read_a_window(original: Function) -> Function:
     ) -> Any:
         if WINDOW not in output_args:
             return original(self, output, output_args, micro_batch, logits_processor_func)
+        import torch
         from torch.utils.checkpoint import checkpoint
         from verl.utils import tensordict_utils as tu
         from verl.utils import torch_functional
 
-        first, labels = output_args[WINDOW], output_args["labels"]
-        logits = output.logits
+        first, labels, logits = output_args[WINDOW], output_args["labels"], output.logits
+        if hasattr(logits, "full_tensor"):  # of a model whose words are divided among devices
+            logits = logits.full_tensor()
         if logits.shape[1] > labels.shape[1]:  # of a model that computes them all
             logits = logits[:, first:-1]
+        offsets = micro_batch["input_ids"].offsets()
+        columns = torch.arange(first, first + labels.shape[1], device=labels.device)
+        kept = columns < (offsets.diff() - 1).unsqueeze(1)  # the others are padding
+        temperature = output_args["temperature"].clamp(min=1e-8).unsqueeze(1).expand(kept.shape)
+        uneven = int(kept.sum()) < EVEN * kept.numel()
+        if uneven:
+            logits, labels, temperature = logits[kept], labels[kept], temperature[kept]
         if not output_args.get("temperature_is_one", False):  # not every verl looks
-            logits = logits / output_args["temperature"][:, None, None].to(logits.dtype)
+            logits = logits / temperature.unsqueeze(-1).to(logits.dtype)
         quick = any(getattr(torch_functional, f"{kind}_CROSS_ENTROPY_LOSS_AVAILABLE", False) for kind in KERNELS)
         found = {"log_probs": (torch_functional.logprobs_from_logits if quick else log_probs_of)(logits, labels)}
         if tu.get_non_tensor_data(micro_batch, "calculate_entropy", False):
             entropy = torch_functional.entropy_from_logits
             again = self.engine_config.entropy_checkpointing
             found["entropy"] = checkpoint(entropy, logits, use_reentrant=False) if again else entropy(logits)
-        offsets = micro_batch["input_ids"].offsets()
-        return {name: _placed(values, first, offsets) for name, values in found.items()}
+        places, total = (offsets[:-1].unsqueeze(1) + columns)[kept], micro_batch["input_ids"].values().shape[0]
+        nested = {}  # as the inputs are; zeros elsewhere
+        for name, values in found.items():
+            whole = values.new_zeros(total).index_put((places,), values if uneven else values[kept])
+            nested[name] = torch.nested.nested_tensor_from_jagged(whole, offsets)
+        return nested
 
     prepare_model_outputs.reads_a_window = True  # type: ignore[attr-defined]
     return prepare_model_outputs
@@ -132,17 +146,6 @@ def _only_log_probs_count(engine: Any, micro_batch: Any) -> bool:
     reads = getattr(type(engine).prepare_model_outputs, "reads_a_window", False)  # a critic's outputs are values
     padded = not tu.get_non_tensor_data(micro_batch, "use_remove_padding", True)
     return reads and padded and not any(tu.get_non_tensor_data(micro_batch, key, False) for key in wanted_whole)
-
-
-def _placed(window: Any, first: int, offsets: Any) -> Any:
-    """The values of the window in whole rows, nested as the inputs are; zeros elsewhere."""
-    import torch
-
-    lengths = offsets.diff()
-    width = first + window.shape[1] + 1
-    padded = torch.nn.functional.pad(window, (first, 1))
-    kept = torch.arange(width, device=lengths.device) < lengths.unsqueeze(1)
-    return torch.nested.nested_tensor_from_jagged(padded[kept], offsets)
 
 
 LOG_PROBS = Patch(

@@ -171,6 +171,8 @@ def test_a_batch_that_shrank_is_not_full() -> None:
     metrics = run.driver.metrics()
     assert metrics["batch/batch_size_ratio"] == len(groups) / 16
     assert metrics["batch/low_batch_size_warning"] == 1
+    of_two = run.driver.gate.combined(run.driver._judgements, groups, batches=2)
+    assert of_two["batch/batch_size_ratio"] == len(groups) / 32
 
 
 def test_small_groups_of_an_adaptive_allocator_are_trained() -> None:
