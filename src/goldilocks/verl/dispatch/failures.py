@@ -13,16 +13,14 @@ import os
 import platform
 import time
 import weakref
-from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
 from goldilocks.engine.verl_server.messages import place
 from goldilocks.rewards import RewardFailed
+from goldilocks.verl.patch import Function, around
 
 logger = logging.getLogger(__name__)
-
-Function = Callable[..., Any]
 
 # A partition of the TransferQueue without rows: a key for each process, tagged with reason and time.
 FAILURES = "failures"
@@ -107,26 +105,18 @@ def name_first_error(original: Function) -> Function:
     return sample
 
 
-def remember_workers(original: Function) -> Function:
+@around
+def remember_workers(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Wraps ``AgentLoopManagerTQ.generate_sequences``: from then on the manager's workers are checked."""
-
-    @wraps(original)
-    def generate_sequences(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _managers.add(self)
-        return original(self, *args, **kwargs)
-
-    return generate_sequences
+    _managers.add(self)
+    return original(self, *args, **kwargs)
 
 
-def look_after_workers(original: Function) -> Function:
+@around
+def look_after_workers(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Wraps ``ReplayBuffer._wait_for_next_poll``: a dead worker is an error at the next poll."""
-
-    @wraps(original)
-    def wait_for_next_poll(self: Any, *args: Any, **kwargs: Any) -> Any:
-        check_workers()
-        return original(self, *args, **kwargs)
-
-    return wait_for_next_poll
+    check_workers()
+    return original(self, *args, **kwargs)
 
 
 def check_workers() -> None:

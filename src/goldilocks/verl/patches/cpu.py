@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
 from pathlib import Path
 from typing import Any
 
-from goldilocks.verl.patch import Function, Kind, Patch
+from goldilocks.verl.patch import Function, Kind, Patch, around
 
 
-def gloo_group_on_cpu(original: Function) -> Function:
+@around
+def gloo_group_on_cpu(original: Function, timeout_second: int | None = None, backend: str | None = None) -> None:
     """Ask torch for one backend on the CPU: verl asks for ``cpu:gloo,cpu:gloo``, which torch rejects.
 
     A worker that is alone listens on any free port: the one that verl chose for it was free some seconds ago.
     """
+    from verl.utils.device import get_device_name
 
-    @functools.wraps(original)
-    def initialize_global_process_group_ray(timeout_second: int | None = None, backend: str | None = None) -> None:
-        from verl.utils.device import get_device_name
-
-        if get_device_name() == "cpu":
-            backend = backend or "cpu:gloo"
-            if os.environ.get("WORLD_SIZE", "1") == "1":
-                os.environ["MASTER_PORT"] = "0"
-        original(timeout_second=timeout_second, backend=backend)
-
-    return initialize_global_process_group_ray
+    if get_device_name() == "cpu":
+        backend = backend or "cpu:gloo"
+        if os.environ.get("WORLD_SIZE", "1") == "1":
+            os.environ["MASTER_PORT"] = "0"
+    original(timeout_second=timeout_second, backend=backend)
 
 
 PROCESS_GROUP = Patch(
@@ -44,38 +39,32 @@ PROCESS_GROUP = Patch(
 )
 
 
-def value_model_by_config(original: Function) -> Function:
+@around
+def value_model_by_config(
+    original: Function, local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool
+) -> Any:
     """Load a critic with the attention that its config names: verl loads every one with flash_attention_2."""
+    attention = model_config._attn_implementation
+    if attention == "flash_attention_2":
+        return original(local_path, torch_dtype, model_config, trust_remote_code)
+    from transformers import AutoModelForTokenClassification
 
-    @functools.wraps(original)
-    def load_valuehead_model(local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool) -> Any:
-        attention = model_config._attn_implementation
-        if attention == "flash_attention_2":
-            return original(local_path, torch_dtype, model_config, trust_remote_code)
-        from transformers import AutoModelForTokenClassification
-
-        return AutoModelForTokenClassification.from_pretrained(
-            local_path,
-            dtype=torch_dtype,
-            config=model_config,
-            attn_implementation=attention,
-            trust_remote_code=trust_remote_code,
-        )
-
-    return load_valuehead_model
+    return AutoModelForTokenClassification.from_pretrained(
+        local_path,
+        dtype=torch_dtype,
+        config=model_config,
+        attn_implementation=attention,
+        trust_remote_code=trust_remote_code,
+    )
 
 
-def trl_with_value_heads(original: Function) -> Function:
+@around
+def trl_with_value_heads(original: Function) -> bool:
     """Find a TRL available only where it has the value-head model that verl imports from it."""
-
-    @functools.wraps(original)
-    def is_trl_available() -> bool:
-        if not original():
-            return False
-        folders = importlib.util.find_spec("trl").submodule_search_locations or ()  # type: ignore[union-attr]
-        return any(Path(folder, "experimental", "ppo").is_dir() for folder in folders)
-
-    return is_trl_available
+    if not original():
+        return False
+    folders = importlib.util.find_spec("trl").submodule_search_locations or ()  # type: ignore[union-attr]
+    return any(Path(folder, "experimental", "ppo").is_dir() for folder in folders)
 
 
 CRITIC_ATTENTION = Patch(

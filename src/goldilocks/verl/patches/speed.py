@@ -36,6 +36,7 @@ from goldilocks.verl.patch import (
     Function,
     Kind,
     Patch,
+    around,
 )
 
 if TYPE_CHECKING:
@@ -71,26 +72,22 @@ def log_probs_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return torch.cat(found).view(labels.shape)
 
 
-def ask_for_a_window(original: Function) -> Function:
+@around
+def ask_for_a_window(original: Function, self: Any, micro_batch: Any) -> Any:
     """The model's inputs, with the columns whose logits are wanted: all, where verl does not say where prompts end."""
+    inputs, output_args = original(self, micro_batch)
+    if _only_log_probs_count(self, micro_batch):
+        import torch
 
-    @functools.wraps(original)
-    def prepare_model_inputs(self: Any, micro_batch: Any) -> Any:
-        inputs, output_args = original(self, micro_batch)
-        if _only_log_probs_count(self, micro_batch):
-            import torch
-
-            lengths, responses = micro_batch["input_ids"].offsets().diff(), micro_batch.get("responses", None)
-            nested = responses is not None and responses.is_nested  # verl's V0 trainer sends them padded
-            first = int((lengths - responses.offsets().diff()).min()) - 1 if nested else 0
-            width = inputs["input_ids"].shape[1]
-            if "logits_to_keep" in inspect.signature(self.module.forward).parameters:
-                inputs["logits_to_keep"] = torch.arange(first, width - 1, device=inputs["input_ids"].device)
-            output_args[WINDOW] = first
-            output_args["labels"] = inputs["input_ids"][:, first + 1 :]
-        return inputs, output_args
-
-    return prepare_model_inputs
+        lengths, responses = micro_batch["input_ids"].offsets().diff(), micro_batch.get("responses", None)
+        nested = responses is not None and responses.is_nested  # verl's V0 trainer sends them padded
+        first = int((lengths - responses.offsets().diff()).min()) - 1 if nested else 0
+        width = inputs["input_ids"].shape[1]
+        if "logits_to_keep" in inspect.signature(self.module.forward).parameters:
+            inputs["logits_to_keep"] = torch.arange(first, width - 1, device=inputs["input_ids"].device)
+        output_args[WINDOW] = first
+        output_args["labels"] = inputs["input_ids"][:, first + 1 :]
+    return inputs, output_args
 
 
 def read_a_window(original: Function) -> Function:
@@ -167,34 +164,30 @@ LOG_PROBS = Patch(
 )
 
 
-def own_log_probs(original: Function) -> Function:
+@around
+def own_log_probs(original: Function, config: Any, model_output: Any, data: Any, dp_group: Any = None) -> Any:
     """``old_log_probs`` that are absent, or NaN for a token, are the log-probs of this pass, without their gradient."""
+    import torch
+    from verl.utils import tensordict_utils as tu
 
-    @functools.wraps(original)
-    def ppo_loss(config: Any, model_output: Any, data: Any, dp_group: Any = None) -> Any:
-        import torch
-        from verl.utils import tensordict_utils as tu
-
-        rows = tu.get_non_tensor_data(data, WHOLE_ROWS, None)
-        if rows is None:
-            return original(config, model_output, data, dp_group)
-        data = data.copy().clear_device_()
-        # verl cuts one answer after the other out of the log-probs; with lengths on the GPU it waits for it at each.
-        data["prompts"], data["responses"] = data["prompts"].cpu(), data["responses"].cpu()
-        given, mask = data.get("old_log_probs", None), data["response_mask"]
-        own = _of_answers(model_output["log_probs"].detach(), mask)
-        old = own if given is None else torch.where(given.values().isnan(), own.to(given.dtype), given.values())
-        lengths = data["responses"].offsets().diff()
-        # Give torch the longest row: without it, a tensor is padded to the sum of all lengths.
-        data["old_log_probs"] = torch.nested.nested_tensor_from_jagged(
-            old, mask.offsets(), min_seqlen=int(lengths.min()), max_seqlen=int(lengths.max())
-        )
-        tokens = tu.get_non_tensor_data(data, WHOLE_TOKENS, None)
-        tu.assign_non_tensor(data, global_batch_size=rows, batch_num_tokens=tokens)
-        loss, metrics = original(config, model_output, data, dp_group)
-        return loss, {**metrics, **_distance_to_rollouts(own, data, given)}
-
-    return ppo_loss
+    rows = tu.get_non_tensor_data(data, WHOLE_ROWS, None)
+    if rows is None:
+        return original(config, model_output, data, dp_group)
+    data = data.copy().clear_device_()
+    # verl cuts one answer after the other out of the log-probs; with lengths on the GPU it waits for it at each.
+    data["prompts"], data["responses"] = data["prompts"].cpu(), data["responses"].cpu()
+    given, mask = data.get("old_log_probs", None), data["response_mask"]
+    own = _of_answers(model_output["log_probs"].detach(), mask)
+    old = own if given is None else torch.where(given.values().isnan(), own.to(given.dtype), given.values())
+    lengths = data["responses"].offsets().diff()
+    # Give torch the longest row: without it, a tensor is padded to the sum of all lengths.
+    data["old_log_probs"] = torch.nested.nested_tensor_from_jagged(
+        old, mask.offsets(), min_seqlen=int(lengths.min()), max_seqlen=int(lengths.max())
+    )
+    tokens = tu.get_non_tensor_data(data, WHOLE_TOKENS, None)
+    tu.assign_non_tensor(data, global_batch_size=rows, batch_num_tokens=tokens)
+    loss, metrics = original(config, model_output, data, dp_group)
+    return loss, {**metrics, **_distance_to_rollouts(own, data, given)}
 
 
 def _distance_to_rollouts(own: Any, data: Any, given: Any) -> dict[str, float]:
@@ -244,20 +237,16 @@ ONE_PASS = Patch(
 # -- rows of different lengths -----------------------------------------------------------------------------------------
 
 
-def rows_by_length(original: Function) -> Function:
+@around
+def rows_by_length(original: Function, batch: Any, max_token_len: int, dp_group: Any = None, **options: Any) -> Any:
     """Cut the rows, sorted by length, where computing them together costs more than one more micro-batch."""
-
-    @functools.wraps(original)
-    def rearrange_micro_batches(batch: Any, max_token_len: int, dp_group: Any = None, **options: Any) -> Any:
-        if not _is_padded(batch, dp_group, options):
-            return original(batch, max_token_len, dp_group=dp_group, **options)
-        lengths = batch["input_ids"].offsets().diff().tolist()
-        if max(lengths) > max_token_len:
-            return original(batch, max_token_len, dp_group=dp_group, **options)  # which says so
-        parts = cut_by_length(lengths, max_token_len)
-        return _divided(batch, parts), parts
-
-    return rearrange_micro_batches
+    if not _is_padded(batch, dp_group, options):
+        return original(batch, max_token_len, dp_group=dp_group, **options)
+    lengths = batch["input_ids"].offsets().diff().tolist()
+    if max(lengths) > max_token_len:
+        return original(batch, max_token_len, dp_group=dp_group, **options)  # which says so
+    parts = cut_by_length(lengths, max_token_len)
+    return _divided(batch, parts), parts
 
 
 def _divided(batch: Any, parts: Sequence[Sequence[int]]) -> list[Any]:
@@ -370,14 +359,10 @@ def _are_short_rows(values: Any) -> bool:
     return alike and all(row.device.type == "cpu" and row.nbytes <= LONGEST for row in values)
 
 
-def pack_rows(original: Function) -> Function:
-    """Return the encoder of messages with short rows packed."""
-
-    @functools.wraps(original)
-    def encode(self: Any, obj: Any) -> Any:
-        return original(self, packed(obj) if isinstance(obj, dict) else obj)
-
-    return encode
+@around
+def pack_rows(original: Function, self: Any, obj: Any) -> Any:
+    """Encode a message with its short rows packed."""
+    return original(self, packed(obj) if isinstance(obj, dict) else obj)
 
 
 PACKED_ROWS = Patch(

@@ -5,12 +5,12 @@ The wrappers that report failures are in ``verl.dispatch.failures``, which is im
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Callable
 from typing import Any
 
-from goldilocks.verl.patch import Function, Kind, Patch
+from goldilocks.engine.cpu import avoid_cudnn
+from goldilocks.verl.patch import Function, Kind, Patch, around
 
 FAILURES = "goldilocks.verl.dispatch.failures"
 
@@ -36,16 +36,11 @@ V0_TRAINER = Patch(
 )
 
 
-def without_cudnn(original: Function) -> Function:
+@around
+def without_cudnn(original: Function, *args: Any, **kwargs: Any) -> Any:
     """Make a training engine after cuDNN's attention is switched off in its process."""
-    from goldilocks.engine.cpu import avoid_cudnn
-
-    @functools.wraps(original)
-    def new(*args: Any, **kwargs: Any) -> Any:
-        avoid_cudnn()
-        return original(*args, **kwargs)
-
-    return new
+    avoid_cudnn()
+    return original(*args, **kwargs)
 
 
 CUDNN_ATTENTION = Patch(

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from goldilocks.engine.verl_server.messages import HOLDS, TOP
-from goldilocks.verl.patch import Function, Kind, Patch
+from goldilocks.verl.patch import Function, Kind, Patch, around
 
 Inline = Callable[[np.ndarray], Any]  # an array as a message has it that has no other parts
 
@@ -81,19 +81,17 @@ def with_largest(original: Any) -> Any:
     return sampling_params
 
 
-def hand_on_largest(original: Function) -> Function:
+@around
+def hand_on_largest(
+    original: Function, output: Any, num_prompt_logprobs: int | None, result_dict: dict[str, Any]
+) -> None:
     """Put the largest log-prob at each position into the fields that verl's server returns beside the tokens."""
-
-    @functools.wraps(original)
-    def extract_prompt_logprobs(output: Any, num_prompt_logprobs: int | None, result_dict: dict[str, Any]) -> None:
-        original(output=output, num_prompt_logprobs=num_prompt_logprobs, result_dict=result_dict)
-        positions = output.outputs[0].logprobs or ()
-        # The log-prob of rank 1, if it is among those that vLLM returned.
-        largest = [next((one.logprob for one in at.values() if one.rank == 1), None) for at in positions]
-        if largest and None not in largest:
-            result_dict["top_log_probs"] = largest
-
-    return extract_prompt_logprobs
+    original(output=output, num_prompt_logprobs=num_prompt_logprobs, result_dict=result_dict)
+    positions = output.outputs[0].logprobs or ()
+    # The log-prob of rank 1, if it is among those that vLLM returned.
+    largest = [next((one.logprob for one in at.values() if one.rank == 1), None) for at in positions]
+    if largest and None not in largest:
+        result_dict["top_log_probs"] = largest
 
 
 class HeldOutputs:
@@ -212,15 +210,11 @@ def sender_that_looks(original: Any) -> Any:
     return replica.sender_that_looks(original, _receiving.get)
 
 
-def own_socket(original: Function) -> Function:
+@around
+def own_socket(original: Function, self: Any, *args: Any, **kwargs: Any) -> None:
     """Name the socket by this Ray too: each Ray counts jobs from one, and verl's name has only the job's number."""
-
-    @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        self.zmq_handle += f".{os.environ.get('RAY_RAYLET_PID', '')}"  # of Ray on this node, for all its processes
-
-    return __init__
+    original(self, *args, **kwargs)
+    self.zmq_handle += f".{os.environ.get('RAY_RAYLET_PID', '')}"  # of Ray on this node, for all its processes
 
 
 HELD_OUTPUTS = Patch(
