@@ -286,7 +286,6 @@ class Driver:
         parts = {name: part.state_dict() for name, part in self._parts.items()}
         for name in also:
             require(name not in OWN, "also", name, f"another name; the driver saves {', '.join(OWN)}")
-        folder.mkdir(parents=True, exist_ok=True)
         before = {old.name: old for old in folder.glob(f"{ROWS}*")}
         number = self.collector.accounts.generated_rollouts
         while (rows := f"{ROWS}_{number}") in before:  # of the older state, or of a save that was cut

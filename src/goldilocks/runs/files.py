@@ -127,7 +127,11 @@ def write_secret(path: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a path to write to; it takes the place of ``path`` when the block ends, and is removed if it fails."""
+    """Yield a path to write to; it takes the place of ``path`` when the block ends, and is removed if it fails.
+
+    The folder is made if it is not there.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield temporary

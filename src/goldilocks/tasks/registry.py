@@ -141,7 +141,6 @@ def write_split(out: Path, data_source: str, split: Split, problems: Iterable[Pr
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    out.mkdir(parents=True, exist_ok=True)
     rows = [to_row(problem, data_source, split, index) for index, problem in enumerate(problems)]
     path = out / f"{split}.parquet"
     with replacing(path) as unfinished:

@@ -63,7 +63,6 @@ class SampleRows(MemoryRows[RolloutSamples]):
     """The samples of each rollout, in the memory of the first process."""
 
     def save(self, rollouts: Iterable[Rollout], folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         kept = self.of_groups(rollouts)
         packed = [{"place": [*place], "samples": [asdict(one) for one in row]} for place, row in kept.items()]
         save_state({"rows": packed}, folder / ROWS)

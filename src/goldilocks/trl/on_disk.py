@@ -105,8 +105,7 @@ class WholeCheckpoints(Base):  # type: ignore[misc]
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         if self._renamed:
             there = self.model if model is None else model
-            saved = type(there).from_pretrained(resume_from_checkpoint, dtype=there.dtype)
-            there.load_state_dict(saved.state_dict())
+            there.load_state_dict(type(there).from_pretrained(resume_from_checkpoint, dtype=there.dtype).state_dict())
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         self._renamed = bool(load_result.unexpected_keys and load_result.missing_keys)
@@ -152,7 +151,13 @@ class Saved:
     def write(self, folder: Path, step: int, buffered: Sequence[dict[str, Any]] | None) -> None:
         """Write everything; each process writes the batch it is training."""
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(_flat(buffered or ()), folder / self._batch_file)
+        flat = {
+            f"{place}/{name}": torch.tensor(value) if name in COUNTS else value.clone()  # parts share single numbers
+            for place, part in enumerate(buffered or ())
+            for name, value in part.items()
+            if isinstance(value, Tensor) or name in COUNTS
+        }
+        save_file(flat, folder / self._batch_file)
         self._collection.take_costs()  # of a validation
         if self._collection.driver is not None:
             self._collection.driver.save(folder, step=step, processes=self._processes.count)
@@ -185,16 +190,8 @@ class Saved:
         return f"goldilocks_batch_{self._processes.rank}.safetensors"
 
 
-def _flat(parts: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
-    return {
-        f"{place}/{name}": torch.tensor(value) if name in COUNTS else value.clone()  # parts share single numbers
-        for place, part in enumerate(parts)
-        for name, value in part.items()
-        if isinstance(value, Tensor) or name in COUNTS
-    }
-
-
 def _nested(flat: dict[str, Tensor]) -> Buffered | None:
+    """Return the parts of a batch whose tensors were written as ``place/name``; None where there is none."""
     parts: dict[int, dict[str, Any]] = {}
     for key, value in flat.items():
         place, _, name = key.partition("/")
@@ -268,7 +265,6 @@ class RunRecord(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Keep what an earlier start of the run wrote, and write the configuration unless it is there."""
-        self._run.path.mkdir(parents=True, exist_ok=True)
         if not state.global_step:
             set_aside(self._run.metrics)
         if not self._run.config.exists():

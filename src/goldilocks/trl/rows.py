@@ -99,7 +99,6 @@ class CompletionRows(MemoryRows[CompletionRow]):
     """The rows of all processes, on every process."""
 
     def save(self, rollouts: Iterable[Rollout], folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         rows = [
             {
                 "uid": uid,
@@ -119,8 +118,7 @@ class CompletionRows(MemoryRows[CompletionRow]):
         self.groups = {}
         for packed in load_state(folder / FILE)["rows"]:
             tensors = {name: torch.from_numpy(array) for name, array in packed["tensors"].items()}
-            others = {name: packed[name] for name in OTHERS}
-            row = CompletionRow(tensors, tuple(packed["rewards"].tolist()), **others)
+            row = CompletionRow(tensors, tuple(packed["rewards"].tolist()), **{name: packed[name] for name in OTHERS})
             self.put((packed["uid"], packed["index"]), row)
         return ()
 

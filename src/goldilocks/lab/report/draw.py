@@ -300,6 +300,5 @@ def vega_script() -> str:
         return file.read_text(encoding="utf-8")
     script = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;").replace("</script", "<\\/script")
     with contextlib.suppress(OSError):  # a cache that cannot be written costs the next report a few seconds
-        file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, script)
     return script
