@@ -50,16 +50,11 @@ examples:
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line. Options may stand before, between and behind a subcommand's other words."""
+    """Parse the command line. Options may stand before, between and behind a subcommand's other words.
+
+    Of the subcommands' modules only the chosen one's is imported.
+    """
     chosen = next((word for word in words if not word.startswith("-")), None)
-    parser, commands = parsers(chosen)
-    if chosen not in commands or chosen != words[0]:
-        return parser.parse_args(words)
-    return commands[chosen].parse_intermixed_args(words[1:], argparse.Namespace(command=chosen))
-
-
-def parsers(chosen: str | None) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
-    """Return the parser and those of the subcommands; only the chosen one's module is imported."""
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="goldilocks", description=ABOUT, epilog=EPILOG, formatter_class=layout)
     parser.add_argument("--version", action=_Version, nargs=0, help="print the versions of this and of what it runs on")
@@ -69,7 +64,9 @@ def parsers(chosen: str | None) -> tuple[argparse.ArgumentParser, dict[str, argp
         sub = commands.add_parser(name, help=summary, description=about, formatter_class=layout)
         if name == chosen:
             importlib.import_module(module).add_arguments(sub)
-    return parser, commands.choices
+    if chosen not in COMMANDS or chosen != words[0]:
+        return parser.parse_args(words)
+    return commands.choices[chosen].parse_intermixed_args(words[1:], argparse.Namespace(command=chosen))
 
 
 class _Version(argparse.Action):

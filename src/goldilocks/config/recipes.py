@@ -254,8 +254,7 @@ def compose_config(choice: Choice, extra: Sequence[str] = ()) -> DictConfig:
         try:
             return compose("ppo_trainer", overrides=[*groups, *choice.overrides])
         except (HydraException, OmegaConfBaseException) as error:
-            base = compose("ppo_trainer", overrides=groups)
-            raise ValueError(_explain(error, base, choice.overrides)) from None
+            raise ValueError(_explain(error, compose("ppo_trainer", overrides=groups), choice.overrides)) from None
 
 
 def verl_defaults(*overrides: str) -> DictConfig:

@@ -243,8 +243,7 @@ class TablePrompts(ABC):
         names = self.media()
         if not names:
             return self.messages()
-        media = zip(*(undecoded(self.table, name) for name in names), strict=True)
-        return map(with_media, self.messages(), media)
+        return map(with_media, self.messages(), zip(*(undecoded(self.table, name) for name in names), strict=True))
 
     def media(self) -> Sequence[str]:
         """The columns of images, films and sounds, if there are any."""

@@ -57,8 +57,7 @@ class Coins(Rounds):
 
 def rehearse(settings: Settings, source: Source) -> None:
     """Fill a batch or two with a collector of these settings, if a policy in them is the user's own."""
-    chosen = settings.policies
-    named = {f"goldilocks.{kind}": getattr(chosen, kind) for kind in ("selector", "allocator", "filter")}
+    named = {f"goldilocks.{kind}": getattr(settings.policies, kind) for kind in ("selector", "allocator", "filter")}
     own = {key: name for key, name in named.items() if isinstance(name, str) and ":" in name}
     if not own:
         return

@@ -72,12 +72,11 @@ def run(args: argparse.Namespace) -> int:
     data, model_path = dataset(config, "train"), str(Path(config.actor_rollout_ref.model.path).expanduser())
     drawn = {**_sampling(config), "seed": args.seed, **(config.data.get("apply_chat_template_kwargs") or {})}
     answered_by = " ".join([model_path, *(f"{key}={value}" for key, value in drawn.items())])
-    asked = _asked(data, answered_by, args)
     with held(args.out.with_name(f".{args.out.name}.lock"), "--out", str(args.out)):
         kept = whole_groups(args.out, args.n)
         if args.out.exists():
             _require_same_pass(data, answered_by, args.out)
-        if missing := [one for one in asked if one.uid not in kept]:
+        if missing := [one for one in _asked(data, answered_by, args) if one.uid not in kept]:
             model = Model.load(model_path, config, choice.device, rollouts=len(missing) * args.n)
             with growing(args.out, kept) as append:
                 guard(config, workers=1)

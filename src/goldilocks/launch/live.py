@@ -72,8 +72,7 @@ class LiveLine:
             self._console.print(f"goldilocks: {said}", highlight=False, markup=False, soft_wrap=True)
         if self._console.is_terminal:
             begun = progress.validations or progress.steps_done
-            line = progress.line() if begun else f"starting · {clock(elapsed)}"
-            self._draw(self._frame(line, progress, elapsed))
+            self._draw(self._frame(progress.line() if begun else f"starting · {clock(elapsed)}", progress, elapsed))
         elif news:
             at = (int(progress.done * 10), len(progress.validations))
             if at != self._printed and elapsed >= self._not_before:

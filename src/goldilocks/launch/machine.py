@@ -105,11 +105,6 @@ def rollout_engines() -> list[str]:
     return [name for name in ENGINES if importlib.util.find_spec(name) is not None]
 
 
-def rollout_engine(device: str) -> str:
-    """Return the fastest installed engine for the device: vLLM on a GPU if it is installed, else our own."""
-    return "vllm" if device == "cuda" and "vllm" in rollout_engines() else "transformers"
-
-
 def is_private(config: DictConfig) -> bool:
     """Return whether the run starts a Ray of its own."""
     return bool(config.ray_kwargs.ray_init.get("address") == PRIVATE)

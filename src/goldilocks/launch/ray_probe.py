@@ -44,8 +44,7 @@ def look(packages: tuple[str, ...], files: dict[str, str]) -> dict[str, Any]:
         import verl  # noqa: F401  (loads the plug-ins)
 
         plugin = sys.modules.get("goldilocks.verl.plugin")
-    additions = [] if plugin is None else plugin.additions()
-    return {"versions": versions, "additions": additions, "sees": sees}
+    return {"versions": versions, "additions": [] if plugin is None else plugin.additions(), "sees": sees}
 
 
 def on_every_node(files: dict[str, str]) -> list[dict[str, Any]]:

@@ -42,13 +42,12 @@ class Supervisor:
         Both have a session of their own: Ctrl-C in the terminal reaches only the supervisor, which then ends the run.
         """
         self.run = run
-        own = {RUN: str(run.path), SUPERVISOR: str(os.getpid())}
         with self.run.log.open("ab") as log:
             options: Any = {"stdout": log, "stderr": subprocess.STDOUT, "start_new_session": True}
             command = [sys.executable, "-m", "goldilocks.launch.supervisor", str(run.path), str(os.getpid())]
             self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, **options)
             command = [sys.executable, "-m", "goldilocks.launch.train", str(run.path)]
-            environ = {**os.environ, **env, **own}
+            environ = {**os.environ, **env, RUN: str(run.path), SUPERVISOR: str(os.getpid())}
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environ, **options)
 
     def __enter__(self) -> Supervisor:

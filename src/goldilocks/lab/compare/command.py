@@ -101,8 +101,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _study(args: argparse.Namespace) -> Study:
-    one = len(args.budget) == 1
-    require(one, "--budget", " and ".join(args.budget), "one at a time: arms are equal in one cost")
+    require(len(args.budget) == 1, "--budget", " and ".join(args.budget), "one at a time: arms are equal in one cost")
     recipes = tuple(word for word in args.words if "=" not in word and not word.startswith("~"))
     cost = EqualCost.parse(args.budget[0], "--budget")
     tune_cost = EqualCost.parse(args.tune_budget, "--tune-budget") if args.tune_budget else None

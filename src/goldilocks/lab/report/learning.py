@@ -134,12 +134,11 @@ def quantiles(history: History) -> dict[int, Series]:
 
 def ratios(runs: Sequence[Run]) -> Section:
     """Plot the quantiles of each run and the clip fractions of all runs."""
-    plots = [_ratio(runs, number, run) for number, run in enumerate(runs)]
     return Section(
         "ratios",
         "Importance ratios and clipping",
         "How far the policy moved within a step, per sequence (GSPO), and the share of tokens that was clipped.",
-        draw.with_values([*plots, _clips(runs)]),
+        draw.with_values([*(_ratio(runs, number, run) for number, run in enumerate(runs)), _clips(runs)]),
         draw.lacking(runs, lambda run: quantiles(run.history), f"quantiles of GSPO's {RATIO}")
         + draw.lacking(runs, lambda run: run.history.first_of(*CLIPS.values()), "actor/pg_clipfrac*"),
     )

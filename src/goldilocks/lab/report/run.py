@@ -65,8 +65,7 @@ def read_run(path: Path, name: str) -> Run:
     texts = prompt_texts(keys, config, dumps)
     if len(texts) < len(keys):
         missing.append(f"the texts of {len(keys) - len(texts):,} of {len(keys):,} prompts: their keys stand in")
-    spent = spending(history, config)
-    return Run(name, config, history, spent, tuple(dumps), tuple(beliefs), texts, tuple(missing))
+    return Run(name, config, history, spending(history, config), tuple(dumps), tuple(beliefs), texts, tuple(missing))
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:

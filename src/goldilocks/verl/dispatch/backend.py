@@ -75,8 +75,7 @@ class AgentLoops(Backend):
 
     def events(self, within: float | None = None) -> Iterator[Event]:
         """Without a wait every worker is asked, so that nothing that has happened is missing."""
-        now = within == 0
-        return self._noted(self.manager.so_far(with_answers=False)[0] if now else self.manager.events(within))
+        return self._noted(self.manager.so_far(with_answers=False)[0] if within == 0 else self.manager.events(within))
 
     def _noted(self, events: Iterable[Event]) -> Iterator[Event]:
         """Note of each rollout, as the driver takes it in, which rows are in the queue and when it came."""

@@ -161,8 +161,8 @@ class StreamingClient(LLMServerClient):
         engine: str = self.config.actor_rollout_ref.rollout.name
         self.aborts, self._on_vllm = Aborts(engine), engine == "vllm"
         gates = OmegaConf.select(self.config, "batch_filter.enable_two_gate_filter")
-        asks = gates and self._on_vllm  # our own engine returns them unasked
-        self._ask_top_log_probs = {"extra_args": {TOP: True}} if asks else {}
+        # Our own engine returns them unasked.
+        self._ask_top_log_probs = {"extra_args": {TOP: True}} if gates and self._on_vllm else {}
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 

@@ -217,8 +217,7 @@ class BatchedSingleTurn:
 
     async def _finish(self, replies: list[Reply]) -> None:
         try:
-            outputs = await self._outputs(replies)
-            graded = await self._graded(outputs)
+            graded = await self._graded(await self._outputs(replies))
             for has in (True, False):  # rows of one put have the same fields
                 alike = {name: one for name, one in graded.items() if (one.response_logprobs is not None) is has}
                 await self._store(alike)

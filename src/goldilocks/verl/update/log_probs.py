@@ -111,8 +111,7 @@ class OnePass:
             advantages = stored["advantages"]
             active = stored["response_mask"].values().bool() & (advantages.values() != 0)
             before = torch.cat([torch.zeros(1, dtype=torch.long), active.cumsum(0)])[advantages.offsets()]
-            found = before.diff() > 0
-            places = chosen(found.tolist(), ranks * micro_batch)
+            places = chosen((before.diff() > 0).tolist(), ranks * micro_batch)
             keys = balanced([batch.keys[place] for place in places], batch, ranks)
         part = batch.select_keys(keys)
         part.extra_info[WHOLE_ROWS] = len(batch)
@@ -244,8 +243,7 @@ def gap_of_rows(batch: KVBatchMeta, policy: int, correction: Any) -> float | Non
     if not keys or is_bypassed(correction):  # bypassed: the trainer takes the engine's log-probs for its own
         return None
     part = batch.select_keys(_spread(keys, ROWS))
-    stored = tq.kv_batch_get(keys=part.keys, partition_id=batch.partition_id, select_fields=FIELDS)
-    rows = stored.to_padded_tensor()
+    rows = tq.kv_batch_get(keys=part.keys, partition_id=batch.partition_id, select_fields=FIELDS).to_padded_tensor()
     if not set(FIELDS) <= set(rows.keys()):
         return None
     old, sampled, mask = (rows[name] for name in FIELDS)

@@ -336,8 +336,7 @@ class CollectorTrainer(Driven, Base):
         """Update on the rows that add to the gradient; the others are counted in the loss and not computed."""
         correction = self.config.algorithm.get("rollout_correction", None)
         gap = self._gap_before_update(batch, correction)
-        own = self.one_pass.own_log_probs
-        metrics.update(use_behaviour_log_probs(batch, self._policy, correction, own=own))
+        metrics.update(use_behaviour_log_probs(batch, self._policy, correction, own=self.one_pass.own_log_probs))
         part = self.one_pass.rows(batch, self._ranks, update_micro_batch(self.config))
         with self._rows_per_mini_batch(self.config.actor_rollout_ref.actor, len(part)), self._tensors_only(part):
             super()._update_actor(part, metrics)

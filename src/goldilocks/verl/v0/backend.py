@@ -48,6 +48,7 @@ STALE = "__stale__"  # of each row, whether an older policy wrote it
 # Returns the tensors of these rows, with ``old_log_probs`` and, if asked for, ``ref_log_prob``.
 WithLogProbs = Callable[[DataProto, bool], Mapping[str, Tensor]]
 OfBatch = Callable[[Sequence[Group]], DataProto]  # the rows of groups
+OfGroups = Callable[[Sequence[Group]], Mapping[str, Tensor]]  # their tensors, with both log-probs
 
 
 class GenerationBatches(Rounds):
@@ -97,8 +98,7 @@ class GenerationBatches(Rounds):
         prompts = self._prompts([request.prompt.index for request in requests])
         prompts.non_tensor_batch["uid"] = objects([request.uid for request in requests])
         generation = self._generation_batch(prompts)
-        repeats = np.repeat(np.arange(len(requests)), [request.n for request in requests])
-        generation = generation.select_idxs(repeats)
+        generation = generation.select_idxs(np.repeat(np.arange(len(requests)), [request.n for request in requests]))
         generation.meta_info.update(self._meta)
         # First issued, first served. With `full_determinism` verl names a request, and so its noise, by this number.
         numbers = [(issue_order(request.uid) << 16) + number for request, number, _ in places(requests)]
@@ -246,8 +246,7 @@ class ProtoRows(MemoryRows[ProtoRow]):
         return DataProto.from_dict(tensors=tensors, non_tensors=values)
 
     def save(self, rollouts: Iterable[Rollout], folder: Path) -> None:
-        rows = self.of_groups(rollouts)
-        save_rows([[*place, row.tensors, row.values] for place, row in rows.items()], folder)
+        save_rows([[*place, row.tensors, row.values] for place, row in self.of_groups(rollouts).items()], folder)
 
     def load(self, folder: Path) -> tuple[()]:
         """Take back what ``save`` wrote; nothing that was unfinished can go on."""
@@ -305,26 +304,17 @@ class BatchFilter(FilterGate):
             # A stale row is trained against the engine's log-probs: trainer and engine cannot differ in it.
             written = data["rollout_log_probs"] = batch.batch["rollout_log_probs"]
             stale = torch.from_numpy(batch.non_tensor_batch[STALE]).unsqueeze(-1)
-            now = self._with_log_probs(batch, False)["old_log_probs"]
-            data["old_log_probs"] = torch.where(stale, written, now)
+            data["old_log_probs"] = torch.where(stale, written, self._with_log_probs(batch, False)["old_log_probs"])
         return self.judge_rows(list(itertools.compress(places, chosen)), data)
 
 
 class FinalReward(KLRewardGate):
     """``filter_groups.metric=seq_final_reward`` on all rows of the groups."""
 
-    def __init__(
-        self,
-        kind: str,
-        coefficient: Callable[[], float],
-        min_std: float | None,
-        of_batch: OfBatch,
-        with_log_probs: WithLogProbs,
-    ) -> None:
+    def __init__(self, kind: str, coefficient: Callable[[], float], min_std: float | None, tensors: OfGroups) -> None:
         super().__init__(kind, coefficient, min_std)
-        self._of_batch = of_batch
-        self._with_log_probs = with_log_probs
+        self._tensors = tensors
 
     def judge(self, groups: Sequence[Group]) -> Judgement:
         places = [(rollout.uid, rollout.index) for group in groups for rollout in group.rollouts]
-        return self.judge_rows(places, self._with_log_probs(self._of_batch(groups), True))
+        return self.judge_rows(places, self._tensors(groups))

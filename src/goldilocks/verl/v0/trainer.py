@@ -119,7 +119,11 @@ class RayPPOTrainerWithSampling(Driven, RayPPOTrainer):
             return BatchFilter(settings.gate_config, settings.seed, self._rows_of, self._with_log_probs)
         if settings.judges_final_reward:
             kind, min_std = self.config.algorithm.kl_penalty, settings.filter_groups.min_std
-            return FinalReward(kind, lambda: self.kl_ctrl_in_reward.value, min_std, self._rows_of, self._with_log_probs)
+
+            def tensors(groups: Sequence[Group]) -> dict[str, torch.Tensor]:
+                return self._with_log_probs(self._rows_of(groups), True)
+
+            return FinalReward(kind, lambda: self.kl_ctrl_in_reward.value, min_std, tensors)
         return None
 
     def fit(self) -> None:
