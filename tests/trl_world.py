@@ -18,6 +18,12 @@ from goldilocks.types import Account
 QUESTIONS = 24
 ARGUMENTS = ("peft_config", "eval_dataset", "callbacks", "tools", "environment_factory", "rollout_func")  # its own
 
+# Sections of a run that chooses and filters, and carries groups to later batches.
+CARRYING = {
+    "filter_groups": {"enable": True, "max_carry_steps": 2},
+    "goldilocks": {"selector": "thompson"},
+    "gen_batch_size": 8,
+}
 # Arguments of every trainer that is tested: a short run on the CPU that reports to nobody and saves nothing by itself.
 QUIET: dict[str, Any] = {
     "save_strategy": "no",

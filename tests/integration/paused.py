@@ -22,8 +22,7 @@ def by_hash(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
 def untaught(task: Task, folder: Path) -> Path:
     """A model that ends an answer with probability 1/32 at each token."""
     torch.manual_seed(0)
-    config = AutoConfig.from_pretrained(task.model)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(task.model)).save_pretrained(folder)
     AutoTokenizer.from_pretrained(task.model).save_pretrained(folder)
     return folder
 

@@ -158,5 +158,4 @@ def test_the_doctor_names_what_is_missing(bare: Path) -> None:
 
 
 def test_a_name_that_needs_an_extra_says_which(bare: Path) -> None:
-    done = run(bare, "-I", "-c", "from goldilocks import PPOBatchFilter")
-    assert "pip install '.[filter]'" in done.stderr
+    assert "pip install '.[filter]'" in run(bare, "-I", "-c", "from goldilocks import PPOBatchFilter").stderr

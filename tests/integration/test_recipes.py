@@ -41,8 +41,7 @@ def test_gspo_validates_itself(tmp_path: Path) -> None:
 def test_dapo_filters_on_accuracy_and_charges_length(tmp_path: Path) -> None:
     # From the first token on, so that every answer is charged for its length and the charge shows.
     shaped = "reward.reward_kwargs.overlong_buffer_cfg.len=12"
-    script = str(ROOT / "recipe/dapo/dapo_3b_math.sh")
-    words = [script, shaped, "--name", "test", *SMALL, *ONE_UPDATE]
+    words = [str(ROOT / "recipe/dapo/dapo_3b_math.sh"), shaped, "--name", "test", *SMALL, *ONE_UPDATE]
     status, said = end(start("bash", *words, folder=tmp_path, MODEL="tiny"), tmp_path)
     assert status == 0, said
     groups = trained_groups(tmp_path / "runs" / "test" / "rollouts", 1)

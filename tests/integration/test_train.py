@@ -117,8 +117,7 @@ def test_interrupted_it_leaves_nothing_running(train):
         wait_for(run, "raylet", process)
         process.send_signal(signal.SIGINT)
 
-    done = train("trainer.total_training_steps=1000", during=during)
-    assert done.status == 130
+    assert train("trainer.total_training_steps=1000", during=during).status == 130
 
 
 GONE_S = 20.0

@@ -174,8 +174,7 @@ def test_the_batch_filter_rejects_inside_the_loop_and_the_batch_is_full(launch: 
         groups = trained_groups(dumps, step)
         assert_full_of_signal(groups)
         assert all(3 <= len(scores) <= 4 for scores in groups.values())
-    last = run.steps[-1]
-    assert last["accounts/rejected_rollouts"] > 0
+    assert run.steps[-1]["accounts/rejected_rollouts"] > 0
     assert any(0 < step["filter/gate2_rejection_rate"] < 1 for step in run.steps)
     assert all(step["filter/gate1_missing_tensors"] == step["filter/gate2_missing_tensors"] == 0 for step in run.steps)
     assert_accounts_sum(run)

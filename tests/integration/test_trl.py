@@ -86,8 +86,7 @@ def test_adaptive_rollouts_train_groups_of_different_sizes(tmp_path: Path) -> No
     ids=["thompson", "greso", "strata", "batch_filter", "pilot"],
 )
 def test_policies_of_the_core_drive_trl(sections: dict[str, Any], tmp_path: Path) -> None:
-    trainer = world.run(tmp_path, sections, max_steps=2)
-    assert trainer.state.global_step == 2
+    assert world.run(tmp_path, sections, max_steps=2).state.global_step == 2
     assert len(batches_of(tmp_path)) == 2
     assert "batch_filter" not in sections or all(len(rows) <= 4 for rows in batches_of(tmp_path)[0].values())
 
@@ -212,8 +211,7 @@ def test_a_budget_ends_training(tmp_path: Path) -> None:
 
 
 def test_a_budget_of_seconds_ends_training_by_the_clock_that_is_logged(tmp_path: Path) -> None:
-    trainer = world.run(tmp_path, {"goldilocks": {"budget": {"seconds": 1e-3}}}, max_steps=20)
-    assert trainer.state.global_step == 1
+    assert world.run(tmp_path, {"goldilocks": {"budget": {"seconds": 1e-3}}}, max_steps=20).state.global_step == 1
     (line,) = (line for line in logged(tmp_path) if "budget/spent" in line)
     assert line["budget/spent"] == pytest.approx(line["timing_s/step"] / 1e-3)
     assert line["budget/spent"] >= 1

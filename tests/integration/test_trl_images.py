@@ -90,28 +90,21 @@ def test_with_everything_off_it_trains_what_trl_trains(tmp_path: Path) -> None:
     world.assert_same_training(run(tmp_path / "ours", {"goldilocks": {}}, max_steps=2), theirs)
 
 
-SECTIONS = {
-    "filter_groups": {"enable": True, "max_carry_steps": 2},
-    "goldilocks": {"selector": "thompson"},
-    "gen_batch_size": 8,
-}
-
-
 def test_carried_rows_keep_their_images_over_a_restart(tmp_path: Path) -> None:
     """A checkpoint falls between two updates on one batch."""
     sizes = {"per_device_train_batch_size": 8, "steps_per_generation": 2, "max_steps": 6}
     chosen = {**sizes, "reward_funcs": world.every_third}
-    whole = run(tmp_path, SECTIONS, save_strategy="steps", save_steps=3, **chosen)
+    whole = run(tmp_path, world.CARRYING, save_strategy="steps", save_steps=3, **chosen)
     assert max(record.get("train/age_max", 0) for record in whole.state.log_history) > 0
     rows = [row for _, row in whole.collection.rows.items()]
     assert {int(row.tensors["num_images"]) for row in rows} == {1, 2}
     assert rows[0].prompt[0]["content"].startswith("<image>")
-    again = run(tmp_path, SECTIONS, resume=str(tmp_path / "checkpoint-3"), **chosen)
+    again = run(tmp_path, world.CARRYING, resume=str(tmp_path / "checkpoint-3"), **chosen)
     assert world.losses(again) == pytest.approx(world.losses(whole), rel=1e-3, abs=1e-6)
 
 
 def test_rloo_trains_on_images(tmp_path: Path) -> None:
-    trainer = run(tmp_path, SECTIONS, ours=GoldilocksRLOOTrainer, beta=0.0, max_steps=2)
+    trainer = run(tmp_path, world.CARRYING, ours=GoldilocksRLOOTrainer, beta=0.0, max_steps=2)
     assert any(world.losses(trainer))
 
 

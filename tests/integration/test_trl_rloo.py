@@ -40,12 +40,7 @@ def test_a_batch_put_together_from_rows_has_trls_advantages(tmp_path: Path) -> N
 def test_carried_groups_are_trained_against_the_policy_that_wrote_them(tmp_path: Path) -> None:
     """Groups of different sizes fill a batch up with rows that train nothing."""
     adaptive = {"enable": True, "max_n": 9, "rollouts_per_batch": 3, "stop": "contrast"}
-    sections = {
-        "filter_groups": {"enable": True, "max_carry_steps": 2},
-        "adaptive_rollout": adaptive,
-        "goldilocks": {"selector": "thompson"},
-        "gen_batch_size": 8,
-    }
+    sections = {**world.CARRYING, "adaptive_rollout": adaptive}
     sizes = {"per_device_train_batch_size": 8, "steps_per_generation": 2}
     chosen = {**sizes, "beta": 0.1, "reward_funcs": world.every_third, "max_steps": 4}
     trainer = run(tmp_path, sections, save_strategy="steps", save_steps=2, **chosen)

@@ -143,19 +143,14 @@ def test_the_engine_answers_every_turn_with_the_weights_of_now(tmp_path: Path) -
 
 
 def test_an_environment_rewards_its_own_rollout_and_a_run_goes_on(tmp_path: Path) -> None:
-    sections = {
-        "filter_groups": {"enable": True, "max_carry_steps": 2},
-        "goldilocks": {"selector": "thompson"},
-        "gen_batch_size": 8,
-    }
     chosen = {"environment_factory": Counter, "reward_funcs": None, "max_steps": 4}
-    one = trainer(tmp_path, sections, save_strategy="steps", save_steps=2, **chosen)
+    one = trainer(tmp_path, world.CARRYING, save_strategy="steps", save_steps=2, **chosen)
     rows = world.rows_of(one)
     one.train()
     calls = [sum(message["role"] == "tool" for message in row.completion) for row in rows]
     assert any(calls)
     assert any(row.tool_tokens for row in rows)
-    again = trainer(tmp_path, sections, **chosen)
+    again = trainer(tmp_path, world.CARRYING, **chosen)
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert world.losses(again) == pytest.approx(world.losses(one), rel=1e-3, abs=1e-6)
 

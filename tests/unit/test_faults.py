@@ -119,8 +119,7 @@ def campaign(out: Path, lives: list[Any], found: dict[str, list[str]] | None) ->
 def test_the_tables_of_several_campaigns_are_summed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lives = [life("driver"), life("server", training=False)]
     whole = {"groups trained twice": [], "kept groups lost": []}
-    folders = [campaign(tmp_path / name, lives, whole) for name in "ab"]
-    assert faults.summary(folders) == 0
+    assert faults.summary([campaign(tmp_path / name, lives, whole) for name in "ab"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["driver", "2", "2", "4", "60", "s"] in lines
     assert ["server", "2", "0", "4", "60", "s"] in lines

@@ -98,9 +98,7 @@ def collector_names() -> set[str]:
 def filter_names() -> set[str]:
     """One call with both gates, and one without their tensors."""
     config = PPOFilterConfig(target_group_size=4, enable_two_gate_filter=True, reward_threshold=-1.0)
-    rewards = torch.tensor([0.0, 1.0] * 6)
-    mask = torch.ones(12, 5)
-    plain = {"rewards": rewards, "response_mask": mask}
+    plain = {"rewards": torch.tensor([0.0, 1.0] * 6), "response_mask": torch.ones(12, 5)}
     log_probs = torch.full((12, 5), math.log(0.5))
     gated = {**plain, "old_log_probs": log_probs, "rollout_log_probs": log_probs, "top_log_probs": log_probs}
     uids = ["a"] * 6 + ["b"] * 6

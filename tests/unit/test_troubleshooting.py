@@ -36,8 +36,7 @@ def texts() -> str:
 def test_a_quoted_error_text_is_in_the_code(heading: str) -> None:
     fragments = [found for fragment in heading.split("…") if len(found := fragment.strip(" =,")) > 3]
     assert fragments
-    missing = [fragment for fragment in fragments if fragment not in texts() and not composed(fragment)]
-    assert missing == []
+    assert [fragment for fragment in fragments if fragment not in texts() and not composed(fragment)] == []
 
 
 def composed(fragment: str) -> bool:

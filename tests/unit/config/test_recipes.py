@@ -136,8 +136,7 @@ def test_a_section_that_nobody_reads_is_refused_with_the_nearest(
 ) -> None:
     monkeypatch.chdir(own.parent)
     own.write_text("defaults: [dapo]\ngoldilocs: {selector: thompson}\n")
-    said = refused([*command, str(own)])
-    assert said.startswith(
+    assert refused([*command, str(own)]).startswith(
         f"goldilocks: recipe={str(own)!r}: 'goldilocs' is not a section (did you mean 'goldilocks'?)"
     )
     assert list(own.parent.iterdir()) == [own]

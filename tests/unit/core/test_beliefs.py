@@ -261,8 +261,7 @@ def test_skill_is_what_beliefs_forecast_better_than_the_mean() -> None:
     skills = []
     for divisions in (by(FIVE), by(EVERY % 20)):
         rng, beliefs = np.random.default_rng(9), Beliefs(KEYS, divisions=divisions)
-        order = rng.permutation(SIZE)
-        for row in order:
+        for row in rng.permutation(SIZE):
             beliefs.record(
                 group(row, rewards(rng, RATES[(row // 20) % 5 if divisions[0].keys[-1] > 10 else FIVE[row]]))
             )

@@ -120,8 +120,7 @@ def test_looking_changes_nothing() -> None:
     before = subject.state_dict()
     assert not subject.ready
     subject.metrics(), subject.kept, subject.in_hand, subject.alive, subject.waiting_rollouts, subject.owed
-    after = subject.state_dict()
-    assert str(after) == str(before)
+    assert str(subject.state_dict()) == str(before)
     assert subject.step == 0
 
 
@@ -208,8 +207,7 @@ def test_backfill_keeps_the_shape_with_dropped_groups() -> None:
 
 @pytest.mark.parametrize("flat", [True, False])
 def test_only_groups_rejected_for_want_of_a_gradient_fill_a_batch_up(flat: bool) -> None:
-    limits = Limits(max_num_gen_batches=1, on_exhausted="backfill")
-    subject = collector(filter=Everything(), limits=limits)
+    subject = collector(filter=Everything(), limits=Limits(max_num_gen_batches=1, on_exhausted="backfill"))
     answer(subject, subject.requests())
     subject.take()
     assert subject.reject(["g0"], "gate", flat=flat) == ("g0",)

@@ -195,8 +195,7 @@ def test_a_rejection_makes_the_next_refill_ask_for_more() -> None:
     subject.take()
     subject.reject([f"g{index}" for index in range(10)], "gate1")
     assert len(subject.requests()) == 10  # no more than a generation batch is open at once
-    before = subject.metrics()["train/keep_rate"]
-    assert before < 0.5
+    assert subject.metrics()["train/keep_rate"] < 0.5
 
 
 def test_what_was_in_flight_when_the_engine_died_does_not_count_against_the_limit() -> None:

@@ -161,8 +161,7 @@ def test_greso_skips_streaks_and_comes_back_to_them_now_and_then() -> None:
     beliefs, pool, rng = untouched(2_000), PromptOrder(2_000, seed=0, repeat=True), np.random.default_rng(0)
     beliefs.streak[:1_000] = 3
     chosen = np.concatenate([Greso(p=0.5).choose(pool, beliefs, 100, rng) for _ in range(10)])
-    share = np.mean(chosen < 1_000)
-    assert share == pytest.approx(0.125 / 1.125, abs=0.04)  # 1,000 × 0.5³ against 1,000
+    assert np.mean(chosen < 1_000) == pytest.approx(0.125 / 1.125, abs=0.04)  # 1,000 × 0.5³ against 1,000
 
 
 def test_greso_explores_less_while_too_much_comes_back_without_variance() -> None:
@@ -252,8 +251,7 @@ class Twice(Fixed):
 
 
 def test_a_policy_of_ones_own_is_named_by_module_and_class() -> None:
-    built = build_allocator("unit.core.test_policies:Twice", {"n": 3})
-    assert built.wanted(group([]), untouched()) == 6
+    assert build_allocator("unit.core.test_policies:Twice", {"n": 3}).wanted(group([]), untouched()) == 6
     check_allocator(lambda: Twice(3))
 
 

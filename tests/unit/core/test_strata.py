@@ -43,8 +43,7 @@ def test_many_different_numbers_are_divided_by_their_order():
     source = ListSource(range(1000), columns={"length": np.linspace(0, 1, 1000).tolist()})
     found = strata(source, "length")
     assert sorted(sizes(found)) == [8, 32]
-    neighbours = [np.count_nonzero(np.diff(one)) for one in found]
-    assert sorted(neighbours) == [7, 31], "a stratum is a stretch of numbers"
+    assert sorted([np.count_nonzero(np.diff(one)) for one in found]) == [7, 31], "a stratum is a stretch of numbers"
 
 
 def test_neighbours_of_nine_numbers_or_more_are_alike_too():
@@ -78,8 +77,7 @@ def test_prompts_without_a_text_or_with_names_that_hardly_any_has_have_no_strata
 
 
 def test_the_source_of_the_data_is_a_division_too():
-    source = ListSource(["say it"] * 16, columns={"data_source": many("a", "b")})
-    assert sizes(strata(source)) == [2]
+    assert sizes(strata(ListSource(["say it"] * 16, columns={"data_source": many("a", "b")}))) == [2]
 
 
 def test_a_stratum_has_the_same_key_in_data_of_another_order():

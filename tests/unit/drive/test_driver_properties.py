@@ -112,8 +112,7 @@ def test_rows_are_there_for_as_long_as_a_batch_may_need_them_and_no_longer(case:
     assert isinstance(rows, Rows)
     try:
         for _ in range(STEPS):
-            batch = subject.batch()
-            for group in batch:
+            for group in subject.batch():
                 rows.get([(rollout.uid, rollout.index) for rollout in group.rollouts])
             assert set(rows.groups) <= subject.collector.alive
     except Exhausted:

@@ -35,8 +35,7 @@ def test_draws_follow_the_distribution(vocabulary: int) -> None:
 @given(seed=st.integers(0, 2**64 - 1), scale=st.floats(0.1, 30), kept=st.integers(1, 50))
 def test_a_token_that_was_cut_is_never_drawn_and_log_probs_are_exact(seed: int, scale: float, kept: int) -> None:
     rows = 16
-    generator = torch.Generator().manual_seed(seed % 2**63)
-    logits = torch.randn(rows, 50, generator=generator) * scale
+    logits = torch.randn(rows, 50, generator=torch.Generator().manual_seed(seed % 2**63)) * scale
     ones = torch.ones(rows)
     logits = cut(logits, ones, torch.full((rows,), kept), ones)
     drawn = draw(logits, ones, torch.zeros(rows, dtype=torch.long), noise(rows, seed))
@@ -71,8 +70,7 @@ def test_tokens_tied_with_the_last_one_kept_are_kept() -> None:
 
 
 def test_noise_depends_on_seed_and_position_alone() -> None:
-    seeds = np.arange(50, dtype=np.uint64)
-    whole = uniforms(seeds[:, None], np.arange(40)[None, :])
+    whole = uniforms(np.arange(50, dtype=np.uint64)[:, None], np.arange(40)[None, :])
     assert whole.shape == (50, 40, 2)
     assert whole.dtype == np.float32
     assert np.array_equal(whole[7, 30:33], uniforms(np.uint64([7]), np.arange(30, 33)))

@@ -93,8 +93,7 @@ def test_groups_that_do_not_stand_together_are_brought_together() -> None:
 
 def test_fields_to_zero_may_be_numpy_arrays_or_not_there_and_must_be_numbers() -> None:
     batch, uids = batch_of([3])
-    result = pad_batch(batch | {"rewards": np.ones(3)}, uids, GROUP, 1)
-    assert result.batch["rewards"].tolist() == [1, 1, 1, 0]
+    assert pad_batch(batch | {"rewards": np.ones(3)}, uids, GROUP, 1).batch["rewards"].tolist() == [1, 1, 1, 0]
     with pytest.raises(ValueError, match="='list' is not accepted: a tensor or a numpy array"):
         pad_batch(batch | {"rewards": [1.0] * 3}, uids, GROUP, 1)
     del batch["attention_mask"]

@@ -29,8 +29,7 @@ def keep(
 def test_efficiency_takes_positives_by_reward_per_token_and_negatives_by_length_in_their_ratio() -> None:
     #            0    1    2    3  |  4   5   6   7
     rewards = [1.0, 1.0, 2.0, 1.0, 0.0, 0, 0, -1.0]
-    lengths = [100, 10, 100, 900, 50, 5, 500, 40]
-    assert keep("efficiency", rewards, lengths, 4) == [1, 2, 5, 7]
+    assert keep("efficiency", rewards, [100, 10, 100, 900, 50, 5, 500, 40], 4) == [1, 2, 5, 7]
     rewards = [1.0] * 12 + [0.0] * 4
     assert sum(rewards[row] for row in keep("efficiency", rewards, list(range(1, 17)), 8)) == 6
 

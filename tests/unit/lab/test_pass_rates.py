@@ -80,8 +80,7 @@ def test_the_simulator_finds_prompts_columns_and_tokens_in_the_file(words, tmp_p
 
 def test_the_prompts_are_those_that_a_run_with_these_words_trains_on(words, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("goldilocks.launch.live.EVERY_S", 0.0)
-    file = Path(words[2].partition("=")[2])
-    rows = pq.read_table(file)
+    rows = pq.read_table(Path(words[2].partition("=")[2]))
     renamed = rows.rename_columns(["question" if name == "prompt" else name for name in rows.column_names])
     pq.write_table(renamed, tmp_path / "train.parquet")
     own = [f"data.train_files={tmp_path}/train.parquet", "data.prompt_key=question", "data.train_max_samples=4"]
@@ -107,8 +106,7 @@ def test_the_model_has_the_precision_that_it_is_rolled_out_with(words, precision
 
 
 def test_values_of_a_column_come_in_their_order():
-    groups = [[{"level": level, "score": 1.0}] for level in (10, 2, None, 1)]
-    lines = summary(groups, ["level"])
+    lines = summary([[{"level": level, "score": 1.0}] for level in (10, 2, None, 1)], ["level"])
     assert [line.split()[0] for line in lines[1:]] == ["level=1", "level=2", "level=10", "level=None"]
 
 

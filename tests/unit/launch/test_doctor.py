@@ -36,8 +36,7 @@ def test_it_names_the_live_ones() -> None:
 
 
 def test_it_says_what_the_others_cost_and_that_is_no_failure() -> None:
-    live = [name for name in AT_IMPORT if name != LOG_PROBS.name]
-    _, missing = doctor.patches(live)
+    _, missing = doctor.patches([name for name in AT_IMPORT if name != LOG_PROBS.name])
     assert (missing.what, missing.ok, missing.essential) == ("log-probs", False, False)
     assert "verl's source is not the one it is for" in missing.detail
     assert LOG_PROBS.without in missing.remedy
@@ -90,8 +89,7 @@ def test_the_node_with_other_packages_is_named_even_if_it_is_the_first() -> None
 
 
 def test_a_node_without_the_plugin_or_the_shared_folder_is_named() -> None:
-    faults = details(node("10.0.0.1"), node("10.0.0.2", additions=[]), node("10.0.0.3", sees=[]))
-    assert faults == {
+    assert details(node("10.0.0.1"), node("10.0.0.2", additions=[]), node("10.0.0.3", sees=[])) == {
         "node 10.0.0.2": "verl there did not load the plug-in",
         "node 10.0.0.3": "does not see /shared/runs",
     }

@@ -96,8 +96,7 @@ def test_a_key_is_in_one_part_of_the_table_and_is_one_of_verls_or_ours() -> None
     assert sum(map(len, parts)) == len(set.union(*parts))
     configs = verl_defaults(), composed("task=reasoning_gym"), composed("device=cuda"), composed("task=ladder")
     known = {key for config in configs for key in on_trl.leaves(config)}
-    unknown = [name for name in set.union(*parts) if not any(key.startswith(name) for key in known)]
-    assert unknown == []
+    assert [name for name in set.union(*parts) if not any(key.startswith(name) for key in known)] == []
 
 
 # -- what is translated ------------------------------------------------------------------------------------------------
@@ -221,8 +220,7 @@ def test_where_a_run_goes_on_from(mode: str, tmp_path: Any) -> None:
 
 def test_a_run_without_a_seed_draws_the_same_rows_after_each_start(tmp_path: Path) -> None:
     columns = {"prompt": [f"{one}+{one}=" for one in range(100)], "data_source": ["sums"] * 100}
-    rows = pa.table({**columns, "reward_model": [{"ground_truth": "2"}] * 100})
-    pq.write_table(rows, tmp_path / "rows.parquet")
+    pq.write_table(pa.table({**columns, "reward_model": [{"ground_truth": "2"}] * 100}), tmp_path / "rows.parquet")
     words = [f"data.train_files={tmp_path}/rows.parquet", "data.train_max_samples=10", "data.seed=null"]
     first, again = (dataset(composed(*words), "train")["prompt"][:] for _ in range(2))
     assert first == again

@@ -75,8 +75,7 @@ def test_data_of_ones_own_are_left_alone(tmp_path):
 def test_a_folder_of_ones_own_has_the_data(tmp_path, monkeypatch):
     monkeypatch.setenv("GOLDILOCKS_TASK", str(tmp_path / "mine"))
     assert composed("task=ladder_tiny", "task.train=6").data.val_files == str(tmp_path / "mine/data/val.parquet")
-    other = composed("task=ladder_tiny", f"task.folder={tmp_path}/other", "task.train=6")
-    assert len(rows(other)) == 6
+    assert len(rows(composed("task=ladder_tiny", f"task.folder={tmp_path}/other", "task.train=6"))) == 6
 
 
 @pytest.mark.parametrize(
@@ -186,8 +185,7 @@ def test_math_is_graded_within_its_own_time_and_by_its_own_module(tmp_path):
     assert (calls.timeout, calls.on_failure) == (10, "zero")
     assert config.goldilocks.validate_by == ["level", "type"]
     assert config.reward.custom_reward_function.path == "pkg://goldilocks.tasks.published"
-    other = compose_config(choose(["task=math", "goldilocks.rewards.timeout=3"], "cpu"))
-    assert reward_calls(other).timeout == 3
+    assert reward_calls(compose_config(choose(["task=math", "goldilocks.rewards.timeout=3"], "cpu"))).timeout == 3
 
 
 def test_the_calculators_settings_reach_the_tool_that_verl_makes(monkeypatch):

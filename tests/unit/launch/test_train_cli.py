@@ -93,8 +93,7 @@ def test_data_that_are_empty_or_no_parquet_are_one_line(words, rows, accepted, t
     file.write_bytes(b"")
     if rows is not None:
         pq.write_table(pa.table({"prompt": pa.array(rows, pa.string())}), file)
-    error = refused(words)
-    assert error.startswith(f"goldilocks: data.train_files={str(file)!r} is not accepted: {accepted}")
+    assert refused(words).startswith(f"goldilocks: data.train_files={str(file)!r} is not accepted: {accepted}")
 
 
 @pytest.mark.parametrize("word", ["+goldilocks.selector=thompson", "+algorithm.filter_groups.on_full=requeue"])
@@ -124,8 +123,7 @@ def test_a_run_says_at_its_start_what_decides_or_what_has_no_effect(words, said,
     """In the place of Python stands a program that ends at once."""
     monkeypatch.setattr("sys.executable", "/bin/true")
     assert main(["train", *words, "trainer.total_training_steps=2", "--runs", str(tmp_path), "--name", "run"]) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if said in line]
-    assert len(lines) == 1
+    assert len([line for line in capsys.readouterr().out.splitlines() if said in line]) == 1
 
 
 def test_a_run_on_data_that_are_elsewhere_has_no_known_number_of_steps(tmp_path, monkeypatch, capsys):

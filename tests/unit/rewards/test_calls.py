@@ -202,8 +202,7 @@ class AskingObject:
 
 @pytest.mark.parametrize("function", [AskingObject(), partial(AskingObject())])
 def test_an_object_may_be_called_as_a_coroutine_function_and_a_column_be_an_array(function: Any) -> None:
-    found = judge(function)(["3", "4"], answer=np.array(["3", "5"]), step=np.array(7))
-    assert asyncio.run(found) == [1.0, 0.0]
+    assert asyncio.run(judge(function)(["3", "4"], answer=np.array(["3", "5"]), step=np.array(7))) == [1.0, 0.0]
 
 
 def test_a_spawned_process_can_be_sent_a_judge() -> None:

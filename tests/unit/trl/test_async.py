@@ -288,8 +288,7 @@ def test_arguments_of_trls_that_would_do_nothing_are_refused(chosen: dict[str, A
 
 
 def test_the_age_that_is_asked_for_counts_whatever_trls_is() -> None:
-    args = SimpleNamespace(**PLAIN, max_staleness=0)
-    made = _asynchronous(Sections(filter_groups={"max_carry_steps": 2}), args)
+    made = _asynchronous(Sections(filter_groups={"max_carry_steps": 2}), SimpleNamespace(**PLAIN, max_staleness=0))
     assert made.filter_groups == {"max_carry_steps": 2, "on_full": "partial"}
 
 

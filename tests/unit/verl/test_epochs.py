@@ -40,8 +40,7 @@ def test_the_last_update_is_the_one_after_which_no_batch_can_be_filled() -> None
 
 @pytest.mark.parametrize("carried", [0, 1, 2])
 def test_groups_that_wait_are_trained_before_the_run_ends_unless_they_expire(carried: int) -> None:
-    surplus = Surplus(max_carry_steps=carried)
-    collector = plain_collector(12, target_groups=4, gen_batch_size=12, surplus=surplus)
+    collector = plain_collector(12, target_groups=4, gen_batch_size=12, surplus=Surplus(max_carry_steps=carried))
     epochs = UpdatesPerEpoch(trainer(epochs=1), collector)
     assert train(epochs, collector, informative=lambda index: True) == 1 + carried
     assert collector.prompts_issued == 12

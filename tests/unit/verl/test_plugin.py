@@ -68,8 +68,7 @@ def test_what_another_package_would_notice_is_added_only_where_it_is_asked_for(m
             monkeypatch.setenv("GOLDILOCKS_PATCHES", value)
         assert noticed.asked_for is wanted
     monkeypatch.setenv("GOLDILOCKS_PATCHES", "none")
-    broken = plugin.Addition("nothing", "any_module", "goldilocks.no_such_module", kind=Kind.SPEED)
-    broken.make()
+    plugin.Addition("nothing", "any_module", "goldilocks.no_such_module", kind=Kind.SPEED).make()
 
 
 def test_a_warning_that_verl_gives_for_every_rollout_is_given_once_for_a_model_type(

@@ -53,7 +53,6 @@ def test_merged_weights_have_the_log_probs_that_are_trained(targets: Any) -> Non
     engine.module = adapted(targets)
     trained, plain = log_probs(engine.module), build(character_tokenizer(), seed=0).eval()
     assert (log_probs(plain) - trained).abs().max() > 1e-2
-    weights = dict(engine._merged_lora_per_tensor_param())
-    plain.load_state_dict(weights)
+    plain.load_state_dict(dict(engine._merged_lora_per_tensor_param()))
     assert (log_probs(plain) - trained).abs().max() < 1e-5
     assert torch.equal(log_probs(engine.module), trained)

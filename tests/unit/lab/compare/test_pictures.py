@@ -36,12 +36,10 @@ def test_the_page_opens_with_the_study_and_its_arms_are_folded(made, tmp_path):
         (tmp_path / arm.name / "metrics.jsonl").write_text('{"step": 1, "data": {"response_length/mean": 9}}\n')
     with StudyFolder.open(tmp_path, chosen) as folder:
         write_pictures(chosen, results, table, folder)
-    html = (tmp_path / "report.html").read_text()
-    study_part, folded = html.split('<details class="fold" id="arms">')
+    study_part, folded = (tmp_path / "report.html").read_text().split('<details class="fold" id="arms">')
     headings = re.findall(r"<h2>(.*?)</h2>", study_part)
     assert headings == ["Result", "Against grpo", "Against dapo", "Accuracy by level", "Cost and tuning"]
-    shown = re.findall(r'data-plot="(.*?)"', study_part)
-    assert shown == ["curves", "curves-tokens", "curves-seconds"]
+    assert re.findall(r'data-plot="(.*?)"', study_part) == ["curves", "curves-tokens", "curves-seconds"]
     assert "<h2>The arms of seeds 1 to 4</h2>" in folded
     assert re.findall(r'data-plot="(.*?)"', folded) == ["lengths"]
     assert folded.count("config.yaml is not there") == 1, "what all arms lack is said once"

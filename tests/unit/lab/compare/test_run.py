@@ -106,8 +106,7 @@ def test_interrupted_anywhere_and_gone_on_with_the_table_is_the_same(tmp_path_fa
             run(path, whole, interrupted)
         ran += interrupted.ran
     last = Runner()
-    table = make_table(whole, run(path, whole, last))
-    assert table == expected
+    assert make_table(whole, run(path, whole, last)) == expected
     assert ran + last.ran == runner.ran, "no arm twice, none left out"
 
 
@@ -282,8 +281,7 @@ def test_the_place_of_an_arm_knows_what_is_still_to_come_which_is_judged_by_the_
 
 
 def test_an_arm_is_a_command_of_goldilocks_train():
-    arm = Arm("dapo-seed2", "dapo", 2, {"a.lr": "3"}, EqualCost("seconds", 2.5))
-    words = arm.command(["task=gsm8k"])
+    words = Arm("dapo-seed2", "dapo", 2, {"a.lr": "3"}, EqualCost("seconds", 2.5)).command(["task=gsm8k"])
     assert words[0] == "dapo"
     assert words[-2:] == ["task=gsm8k", "a.lr=3"]
     assert "goldilocks.budget.seconds=2.5" in words

@@ -252,7 +252,6 @@ def test_in_whatever_order_arms_ended_the_table_is_the_same(accuracies, random):
     ]
     made = make_table(study(seeds=len(accuracies)), Results((), tuple(reported)))
     random.shuffle(reported)
-    again = make_table(study(seeds=len(accuracies)), Results((), tuple(reported)))
-    assert again == made
+    assert make_table(study(seeds=len(accuracies)), Results((), tuple(reported))) == made
     assert made.rows[0].accuracy == made.rows[1].accuracy
     assert all(price.ratio <= 1 for price in made.rows[1].against[0].prices), "it pays what the baseline does, or less"

@@ -112,18 +112,14 @@ def test_a_grid_is_every_combination_in_the_order_given():
 
 def test_an_arm_that_is_silent_for_longer_than_the_option_says_is_ended(capsys, tmp_path, monkeypatch):
     """In the place of Python stands a program that says nothing and does not end by itself."""
-    silent = tmp_path / "python"
-    silent.write_text("#!/bin/sh\nexec sleep 600\n")
-    silent.chmod(0o755)
-    monkeypatch.setattr("sys.executable", str(silent))
-    monkeypatch.setattr("goldilocks.launch.train.POLL_S", 0.002)
+    run_in_place_of_python("exec sleep 600\n", tmp_path, monkeypatch)
     out = tmp_path / "out"
     assert main(["compare", "grpo", *ENOUGH, "--stall-timeout", "0.001", "--out", str(out)]) == 1
     assert "arm grpo-seed1 failed: no sign of life for 0.001 s" in capsys.readouterr().err
 
 
 def test_brackets_in_a_failure_are_no_markup_and_the_other_arms_still_run(capsys, tmp_path, monkeypatch):
-    run_a_program_that_fails(tmp_path, monkeypatch)
+    run_in_place_of_python(FAILS, tmp_path, monkeypatch)
     assert main(["compare", "grpo", "dapo", *ENOUGH, "--out", str(tmp_path / "out")]) == 1
     said = capsys.readouterr()
     for recipe in ("grpo", "dapo"):
@@ -136,7 +132,7 @@ def test_tuning_trains_and_validates_on_training_problems_and_never_on_those_tha
     for split, numbers in (("train", problems), ("val", range(1000, 1030))):
         prompts = [[{"role": "user", "content": f"{number} + 1"}] for number in numbers]
         pq.write_table(pyarrow.table({"prompt": prompts}), tmp_path / f"arithmetic/data/{split}.parquet")
-    run_a_program_that_fails(tmp_path, monkeypatch)
+    run_in_place_of_python(FAILS, tmp_path, monkeypatch)
     out = tmp_path / "out"
     words = ["--tune", "actor_rollout_ref.actor.optim.lr=1e-4,1e-3", "--out", str(out)]
     assert main(["compare", "grpo", *ENOUGH, *words]) == 1
@@ -151,16 +147,17 @@ def test_tuning_trains_and_validates_on_training_problems_and_never_on_those_tha
     assert len(validated) == 25, "a tenth of the training problems, since there are more to report"
 
 
-def run_a_program_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the place of Python stands a program that fails, and says so as the driver of a run does."""
-    fails = tmp_path / "python"
-    fails.write_text(
-        """#!/bin/sh
+# Fails, and says so as the driver of a run does.
+FAILS = """\
 [ "$VERL_FILE_LOGGER_PATH" ] || exit 0
 echo "the template has no '[/INST]' token" > "${VERL_FILE_LOGGER_PATH%/*}/reason"
 exit 1
 """
-    )
-    fails.chmod(0o755)
-    monkeypatch.setattr("sys.executable", str(fails))
+
+
+def run_in_place_of_python(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\n{script}")
+    program.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(program))
     monkeypatch.setattr("goldilocks.launch.train.POLL_S", 0.002)

@@ -42,8 +42,7 @@ def test_costs_are_the_collectors_own(dapo: Path) -> None:
     for cost in ("rollouts", "tokens"):
         assert run.spending.total(cost) == run.history.last(f"accounts/generated_{cost}")
     assert run.spending.until("rollouts", 0) == 0
-    seconds = sum(run.history.series("timing_s/step").values())
-    assert run.spending.total("seconds") == pytest.approx(seconds)
+    assert run.spending.total("seconds") == pytest.approx(sum(run.history.series("timing_s/step").values()))
 
 
 def test_prompts_with_images_find_their_texts_too(tmp_path: Path) -> None:

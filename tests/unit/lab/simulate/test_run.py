@@ -88,8 +88,7 @@ def test_the_same_seed_gives_the_same_outcome_and_another_seed_another(name: str
 def test_batches_are_whole_and_without_groups_that_teach_nothing() -> None:
     data = mixture()
     collector = recipe_settings("dapo", Setup(target_groups=20, seed=5)).collector(ListSource(data.contents))
-    engine = SimulatedEngine(data, EngineConfig(failure_rate=0.1), seed=5)
-    seen = list(batches(collector, engine, 3_000))
+    seen = list(batches(collector, SimulatedEngine(data, EngineConfig(failure_rate=0.1), seed=5), 3_000))
     assert len(seen) > 5
     assert {len(batch) for batch in seen} == {20}
     assert all(len(set(group.rewards)) == 2 for batch in seen for group in batch)
@@ -138,8 +137,7 @@ def test_hard_prompts_are_reached_more_often_by_more_rollouts_and_impossible_one
 
 def test_signal_is_of_the_trained_rollouts_around_the_mean_of_all() -> None:
     rollouts = tuple(Rollout("g0", index, reward, 9) for index, reward in enumerate([1.0, 0.0, 0.0, 0.0]))
-    group = Group("g0", Prompt(1, 0), rollouts, trained=rollouts[:2])
-    assert signal(group) == pytest.approx(0.75**2 + 0.25**2)
+    assert signal(Group("g0", Prompt(1, 0), rollouts, trained=rollouts[:2])) == pytest.approx(0.75**2 + 0.25**2)
 
 
 def test_without_repeats_a_run_ends_where_the_data_do() -> None:

@@ -78,8 +78,7 @@ def test_what_was_saved_comes_back_and_is_given_once(tmp_path: Path) -> None:
     assert set(loaded.load(tmp_path / "first")) == {("g7", 2)}
     loaded.save([], tmp_path / "again")  # a run that is cut before it goes on still has it
     assert load_rows(tmp_path / "again" / UNFINISHED)[0][:2] == ["g7", 2]
-    given_back = loaded.give(Request("g7", Prompt(0, 0), n=3, first=1))
-    assert ResumableAnswer.from_state_dict(given_back[2]) == answer
+    assert ResumableAnswer.from_state_dict(loaded.give(Request("g7", Prompt(0, 0), n=3, first=1))[2]) == answer
     assert not loaded.give(Request("g7", Prompt(0, 0), n=3, first=1))
     save_rows([answer.state_dict()], tmp_path)
     assert "[1" not in (tmp_path / "values.json").read_text(), "arrays are stored as tensors"

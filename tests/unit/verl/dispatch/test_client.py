@@ -225,8 +225,7 @@ async def test_an_abort_that_came_before_its_request_is_asked_for_again(monkeypa
 
 def test_log_probs_of_a_prompt_are_asked_for_in_the_form_that_verl_cuts() -> None:
     client = one_server(VllmServer(), name="vllm")
-    asked = client._without_text({"prompt_logprobs": 0})
-    assert asked == {"detokenize": False, "prompt_logprobs": 0}
+    assert client._without_text({"prompt_logprobs": 0}) == {"detokenize": False, "prompt_logprobs": 0}
 
 
 # -- verl's client, as releases have it --------------------------------------------------------------------------------

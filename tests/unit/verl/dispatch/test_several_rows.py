@@ -59,8 +59,7 @@ async def test_rows_of_a_rollout_are_stored_together_and_told_of_once(
     group = Group("g1", Prompt(1, 1), tuple(rollouts), trained=tuple(rollouts[1:]))
     assert batch_of([group]).keys == ["g1_1_0", "g1_1_1", "g1_1_2"]
     assert untrained_of([group]) == {"g1": [(rollouts[0].reward, 5)]}
-    saved = Rollout("g1", *pack_rollout(rollouts[1]))
-    assert saved == rollouts[1]
+    assert Rollout("g1", *pack_rollout(rollouts[1])) == rollouts[1]
 
 
 def output(prompt_ids: list[int], tokens: int, said: int = 0) -> Any:

@@ -164,8 +164,7 @@ def test_what_is_gone_has_changed_too(monkeypatch: pytest.MonkeyPatch, tmp_path:
     module = upstream(RELEASES[0], tmp_path, monkeypatch)
     known = hashlib.sha256(RELEASES[0].encode()).hexdigest()[:16]
     patch = faster(module, known)
-    both = {**patch.replaced, "helper": lambda _: None}
-    assert not dataclasses.replace(patch, replaced=both).apply()
+    assert not dataclasses.replace(patch, replaced={**patch.replaced, "helper": lambda _: None}).apply()
     assert importlib.import_module(module).work() == "of one release"
     assert not dataclasses.replace(patch, written_for={"work": known, "Class.method": known}).apply()
     assert not faster("module_that_is_gone", known).apply()
@@ -275,5 +274,4 @@ def test_a_critic_gets_the_attention_its_config_names(tmp_path: Path) -> None:
 def test_an_object_of_ours_asks_for_patches_without_importing_an_engine_that_is_not_there(kind: Kind) -> None:
     before = set(sys.modules)
     ask_for(kind)
-    engines = {patch.module for patch in PATCHES if patch.needs}
-    assert not engines & (set(sys.modules) - before)
+    assert not {patch.module for patch in PATCHES if patch.needs} & (set(sys.modules) - before)

@@ -88,8 +88,7 @@ def test_rows_that_wait_are_computed_in_whole_micro_batches(
 ) -> None:
     rollouts = [rollout(queue, index, 1, -1.25) for index in range(3)]
     trainer = Trainer(queue, rollouts, WeightsGuard("warn", exact=True), micro_batch)
-    gap = trainer._gap_before_update(carried(queue), None)
-    assert gap == (pytest.approx(0.25) if computed else None)
+    assert trainer._gap_before_update(carried(queue), None) == (pytest.approx(0.25) if computed else None)
     assert trainer.computed == computed
 
 

@@ -64,8 +64,7 @@ def test_with_nothing_stale_nothing_is_touched_and_the_update_needs_no_log_probs
 
 
 def test_a_server_that_says_no_version_had_the_policy_of_its_step(queue: Queue) -> None:
-    metrics = use_behaviour_log_probs(queue.batch(), 4, None)
-    assert metrics["train/stale_rows"] == 4
+    assert use_behaviour_log_probs(queue.batch(), 4, None)["train/stale_rows"] == 4
     assert trained_against(queue)[3] == [WRITTEN] * 2
 
 
@@ -102,8 +101,7 @@ def test_padding_that_has_the_tag_of_a_row_that_paused_has_no_age(queue: Queue) 
     for key in ("g1_0_0", "pad_0_0"):
         queue.tags[key]["versions"] = [[1, 1], [2, 2]]
     queue.rows["pad_0_0"]["response_mask"][:] = 0
-    metrics = use_behaviour_log_probs(queue.batch(), 3, DECOUPLED, own=True)
-    assert metrics["train/stale_rows"] == 2
+    assert use_behaviour_log_probs(queue.batch(), 3, DECOUPLED, own=True)["train/stale_rows"] == 2
     assert repr(trained_against(queue)[-1]) == repr([NAN])
 
 

@@ -134,8 +134,7 @@ def test_no_pass_is_made_for_rows_of_an_older_policy(queue):
 
 def test_with_micro_batches_of_fixed_size_every_rank_gets_whole_ones():
     """verl refuses any other number of rows. The update has two mini-batches of three rows for each rank."""
-    trainer = Trainer(ranks=2, micro_batches=(3, 4, 6))
-    assert trainer._get_required_batch_multiple(dp_size=2) == 2 * 12
+    assert Trainer(ranks=2, micro_batches=(3, 4, 6))._get_required_batch_multiple(dp_size=2) == 2 * 12
     assert Trainer(ranks=2)._get_required_batch_multiple(dp_size=2) == 2 * 2
 
 

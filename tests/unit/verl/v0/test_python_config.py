@@ -89,8 +89,7 @@ def test_no_positive_number_of_generation_batches_is_no_limit() -> None:
         config = TrainerConfig(
             algorithm=AlgoConfig(filter_groups=groups), actor_rollout_ref=ActorRolloutRefConfig(rollout={"n": 4})
         ).to_verl()
-        limits = Settings.from_config(config).limits()
-        assert limits.prompts_left(10**9, 512) == math.inf
+        assert Settings.from_config(config).limits().prompts_left(10**9, 512) == math.inf
 
 
 def test_the_batch_filter_is_a_field() -> None:

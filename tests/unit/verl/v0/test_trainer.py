@@ -97,9 +97,7 @@ def test_tokens_that_a_tool_wrote_are_counted_apart(tmp_path, monkeypatch):
 
 def test_only_groups_with_signal_are_trained_and_every_batch_is_full(tmp_path, monkeypatch):
     world = World(monkeypatch, agents=3)
-    keys = {"gen_batch_size": 8}
-    trainer = world.trainer(config(tmp_path, algorithm=filtered(), data=keys), [0, 100, 50, 40] * 10)
-    trainer.fit()
+    world.trainer(config(tmp_path, algorithm=filtered(), data={"gen_batch_size": 8}), [0, 100, 50, 40] * 10).fit()
     assert len(world.actor.trained) == 4
     for batch in world.actor.trained:
         groups = groups_of(batch)
@@ -242,8 +240,7 @@ def test_a_budget_that_ends_in_the_critics_warmup_saves_the_last_update_too(tmp_
 
 
 def test_validations_are_spread_over_the_budget(tmp_path, world, monkeypatch):
-    budget = {"goldilocks.budget.rollouts": 96, "goldilocks.budget.validations": 2}
-    given = config(tmp_path, steps=10, more=budget)
+    given = config(tmp_path, steps=10, more={"goldilocks.budget.rollouts": 96, "goldilocks.budget.validations": 2})
     trainer = world.trainer(given, [50] * 40, val_dataset=Prompts([50]))
     monkeypatch.setattr(type(trainer), "_validate", lambda self: {"val": 1.0})
     trainer.config.trainer.val_before_train = False
@@ -302,8 +299,7 @@ def test_a_checkpoint_that_workers_write_on_their_own_is_waited_for_at_the_end_o
 
 def test_the_batch_filter_rejects_inside_the_refill_loop(tmp_path, monkeypatch):
     world = World(monkeypatch, ranks=2)
-    given = config(tmp_path, n=8, steps=3, more={"batch_filter.enable": True})
-    world.trainer(given, [0, 50, 100, 40] * 10).fit()
+    world.trainer(config(tmp_path, n=8, steps=3, more={"batch_filter.enable": True}), [0, 50, 100, 40] * 10).fit()
     for batch in world.actor.trained:
         assert [0 < sum(rewards) < 8 for rewards in groups_of(batch).values()] == [True] * 4
     rejected = [step["train/groups_rejected"] for step in world.steps]
@@ -415,8 +411,7 @@ def test_a_run_goes_on_from_its_checkpoint_with_what_it_carried(tmp_path, monkey
     waiting = {rollout.uid for rollout in trainer.collector.waiting_rollouts}
     assert waiting
     second = World(monkeypatch)
-    again = second.trainer(config(tmp_path, steps=3, **keys), [50] * 40)
-    again.fit()
+    second.trainer(config(tmp_path, steps=3, **keys), [50] * 40).fit()
     assert [step["step"] for step in second.steps] == [3]
     assert waiting & set(groups_of(second.actor.trained[0]))
     new = second.steps[0]["train/prompts_issued"]
