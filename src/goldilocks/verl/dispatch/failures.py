@@ -33,19 +33,15 @@ _unanswered: dict[Any, Any] = {}
 _published = False  # whether this process has published an error since its last success
 
 
-def publish_first_error(original: Function) -> Function:
+@around
+async def publish_first_error(original: Function, tasks: list[Any]) -> list[BaseException]:
     """Wraps verl's ``_settle_session_tasks``, which returns the errors of one prompt's rollouts."""
-
-    @wraps(original)
-    async def _settle_session_tasks(tasks: list[Any]) -> list[BaseException]:
-        errors: list[BaseException] = await original(tasks)
-        if errors:
-            await publish(next((one for one in errors if isinstance(one, RewardFailed)), errors[0]))
-        else:
-            succeeded()
-        return errors
-
-    return _settle_session_tasks
+    errors: list[BaseException] = await original(tasks)
+    if errors:
+        await publish(next((one for one in errors if isinstance(one, RewardFailed)), errors[0]))
+    else:
+        succeeded()
+    return errors
 
 
 async def publish(error: BaseException) -> None:
@@ -60,10 +56,9 @@ async def publish(error: BaseException) -> None:
     _published = True
     import transfer_queue
 
-    process = f"{platform.node()}/{os.getpid()}"
     tag = {"reason": reason(error), "at": time.time(), ENDS: ends}
     try:
-        await transfer_queue.async_kv_put(key=process, partition_id=FAILURES, tag=tag)
+        await transfer_queue.async_kv_put(key=f"{platform.node()}/{os.getpid()}", partition_id=FAILURES, tag=tag)
     except Exception:  # the rollout's own error is what the caller goes on with
         _published = False
         logger.exception("the trainer could not be told of the error of a rollout: %s", tag["reason"])
