@@ -13,20 +13,16 @@ if TYPE_CHECKING:  # imported on first use: many processes of a run need none of
 
 __version__ = "0.2.0.dev0"
 
-_CONFIG = "goldilocks.verl.v0.python_config"
+_CONFIGS = (
+    "ActorConfig", "ActorRolloutRefConfig", "AlgoConfig", "DataConfig", "FilterGroupsConfig", "PPOTrainerConfig",
+    "RolloutConfig", "TrainerConfig",
+)  # fmt: skip
 # Names whose modules need torch or verl: imported on first use, so that the core stays light.
 _LAZY = {
     "PPOBatchFilter": "goldilocks.filtering",
     "PPOFilterConfig": "goldilocks.filtering",
     "RayPPOTrainerWithSampling": "goldilocks.verl.v0.trainer",
-    "ActorConfig": _CONFIG,
-    "ActorRolloutRefConfig": _CONFIG,
-    "AlgoConfig": _CONFIG,
-    "DataConfig": _CONFIG,
-    "FilterGroupsConfig": _CONFIG,
-    "PPOTrainerConfig": _CONFIG,
-    "RolloutConfig": _CONFIG,
-    "TrainerConfig": _CONFIG,
+    **dict.fromkeys(_CONFIGS, "goldilocks.verl.v0.python_config"),
 }
 _EXTRAS = {"filtering": "filter", "verl": "verl"}
 

@@ -102,9 +102,8 @@ class Ranked(Selector):
             self._differed += 1.0 if informative else 1 - agree
 
     def state_dict(self) -> dict[str, Any]:
-        exploring = [(key, *believed) for key, believed in sorted(self._exploring.items())]
         counts = {"informative": self._informative, "explored": self._explored, "differed": self._differed}
-        return {"exploring": exploring, **counts}
+        return {"exploring": [(key, *believed) for key, believed in sorted(self._exploring.items())], **counts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._exploring = {key: (a, b) for key, a, b in state["exploring"]}

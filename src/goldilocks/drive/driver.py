@@ -242,8 +242,7 @@ class Driver:
         own = self.collector.metrics()
         self._check_threshold(own)
         self._check_filter(trained)
-        spent = {"budget/spent": self.meter.share} if self.meter.budget.costs else {}
-        return {**own, **plain, **spent}
+        return {**own, **plain, **({"budget/spent": self.meter.share} if self.meter.budget.costs else {})}
 
     def closing(self) -> str:
         """Return the last line of a run; every trainer prints it."""
@@ -310,8 +309,7 @@ class Driver:
 
     @property
     def _parts(self) -> dict[str, Any]:
-        gate = {} if self.gate is None else {"gate": self.gate}
-        return {"meter": self.meter, "backend": self.backend, **gate}
+        return {"meter": self.meter, "backend": self.backend, **({} if self.gate is None else {"gate": self.gate})}
 
 
 class Epochs:

@@ -80,8 +80,7 @@ def run(args: argparse.Namespace) -> int:
             model = Model.load(model_path, config, choice.device, rollouts=len(missing) * args.n)
             with growing(args.out, kept) as append:
                 guard(config, workers=1)
-                reward = Grader(config.reward.custom_reward_function).value(SCORE)
-                _fill(model, missing, args, append, reward)
+                _fill(model, missing, args, append, Grader(config.reward.custom_reward_function).value(SCORE))
         groups = list(whole_groups(args.out, args.n).values())
     print("\n".join(summary(groups, list(config.goldilocks.validate_by))))
     return 0

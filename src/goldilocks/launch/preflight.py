@@ -53,8 +53,7 @@ def check_paths(config: DictConfig, splits: Sequence[str] = SPLITS) -> None:
     for name, one in (reward_calls(config).functions or {}).items():
         rewards[f"goldilocks.rewards.functions.{name}.path"] = one.path
     for key, path in rewards.items():
-        there = not path or "://" in path or Path(path).is_file()
-        require(there, key, path, "a file that exists")
+        require(not path or "://" in path or Path(path).is_file(), key, path, "a file that exists")
 
 
 def budget_of(config: DictConfig) -> Budget:

@@ -70,9 +70,7 @@ def on_every_node(files: dict[str, str]) -> list[dict[str, Any]]:
         except ray.exceptions.RayError as error:
             found[name] = {"error": (str(error).strip().splitlines() or [type(error).__name__])[-1]}
     left = {node["NodeID"] for node in alive()}
-    return [
-        {"address": node["NodeManagerAddress"], **found[node["NodeID"]]} for node in nodes if node["NodeID"] in left
-    ]
+    return [{"address": one["NodeManagerAddress"], **found[one["NodeID"]]} for one in nodes if one["NodeID"] in left]
 
 
 def main(wish: dict[str, Any]) -> None:

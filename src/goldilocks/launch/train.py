@@ -180,12 +180,11 @@ def supervise(launch: Launch, line: LiveLine, stall_s: float = STALL_S, stop: th
     """Start the run and watch it to its end, or until ``stop`` is set; nothing of it is left running."""
     run_dir, config = launch.run_dir, launch.config
     rollouts_per_step = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
-    spent = [0.0] if preflight.budget_of(config).costs else []
     steps: float = int(config.trainer.total_training_steps or 0)
     if not steps:  # as verl counts them; infinite where the training files are no parquet files on this machine
         rows = preflight.rows_in(config.data.train_files)
         steps = math.inf if rows is None else rows // config.data.train_batch_size * config.trainer.total_epochs
-    progress = Progress(steps, rollouts_per_step, spent=spent)
+    progress = Progress(steps, rollouts_per_step, spent=[0.0] if preflight.budget_of(config).costs else [])
     started, stop = time.monotonic(), stop or threading.Event()
     tail = Tail(run_dir.metrics)
     with contextlib.closing(line), Supervisor(run_dir, launch.env) as driver:

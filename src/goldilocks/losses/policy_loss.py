@@ -80,8 +80,7 @@ def check_older_rows(config: Any, max_carry_steps: int) -> None:
 
 def sequence_ratio(old_log_prob: Tensor, log_prob: Tensor, response_mask: Tensor) -> Tensor:
     """Return each row's importance ratio s = exp(mean over its tokens of log π − log π_old), as in verl's loss."""
-    lengths = response_mask.sum(-1).clamp(min=1)
-    log_ratio = ((log_prob - old_log_prob) * response_mask).sum(-1) / lengths
+    log_ratio = ((log_prob - old_log_prob) * response_mask).sum(-1) / response_mask.sum(-1).clamp(min=1)
     return log_ratio.clamp(max=MAX_LOG_RATIO).exp()
 
 

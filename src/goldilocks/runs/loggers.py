@@ -66,9 +66,7 @@ def show_grouped(backends: dict[str, Any], checkpoints: str) -> None:
     report = f"goldilocks report {run.path}" if run.config.exists() else ""
     if "tensorboard" in backends:
         writer = backends["tensorboard"].writer
-        layout = {
-            group: {title: ["Multiline", tags] for title, tags in charts.items()} for group, charts in CHARTS.items()
-        }
+        layout = {group: {title: ["Multiline", tags] for title, tags in own.items()} for group, own in CHARTS.items()}
         writer.add_custom_scalars(layout)
         if report:
             writer.add_text(REPORT, f"`{report}`")

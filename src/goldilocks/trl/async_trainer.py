@@ -212,13 +212,8 @@ def _asynchronous(sections: Sections, args: Any) -> Sections:
 
 
 def _sizes(args: Any, processes: int) -> Any:
-    """Return what ``Sections`` reads of a config: a batch is the samples of one update."""
+    """Return the arguments as ``Sections`` reads them: a batch is the samples of one update."""
     samples = args.per_device_train_batch_size * args.gradient_accumulation_steps * processes
     key = "per_device_train_batch_size × gradient_accumulation_steps × processes"
     require(samples % args.num_generations == 0, key, samples, f"a multiple of num_generations={args.num_generations}")
-    return SimpleNamespace(
-        generation_batch_size=samples,
-        num_generations=args.num_generations,
-        max_completion_length=args.max_completion_length,
-        seed=args.seed,
-    )
+    return SimpleNamespace(**{**vars(args), "generation_batch_size": samples})

@@ -44,8 +44,8 @@ class EngineRollouts:
             value = getattr(args, key, False)
             require(value in (accepted, {}), key, value, f"{accepted} with engine_slots")
         require(args.max_completion_length is not None, "max_completion_length", None, "a length, with engine_slots")
-        self._args, self.slots = args, slots
-        self._eos_ids, self._pad_id, self._device = eos_ids, pad_id, device
+        self._args, self.slots, self._device = args, slots, device
+        self._make = partial(Engine, slots=slots, eos_ids=eos_ids, pad_id=pad_id, device=device)
         self._dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32
         self._engine: Engine | None = None
         self._length = 0
@@ -81,14 +81,7 @@ class EngineRollouts:
             with torch.random.fork_rng(), self._device:  # weights that are overwritten at once cost the run no noise
                 # A config of its own: the engine writes its attention's name there; the trained model must not read it.
                 own = auto.from_config(copy.deepcopy(config), dtype=self._dtype)
-            self._engine = Engine(
-                own.eval(),
-                slots=self.slots,
-                max_length=self._length,
-                eos_ids=self._eos_ids,
-                pad_id=self._pad_id,
-                device=self._device,
-            )
+            self._engine = self._make(own.eval(), max_length=self._length)
         if version != self._version:
             self._engine.load_weights(merged(model) if is_adapted(model) else model.state_dict().items())
             self._version = version

@@ -264,9 +264,7 @@ def split_images(
 def join_images(rows: Sequence[Mapping[str, Tensor]], prompt: int, completion: int) -> dict[str, Any]:
     """Return the images' columns of a batch whose prompts and completions are padded to these widths."""
     there = {name for row in rows for name in row if name in IMAGES}
-    columns: dict[str, Any] = {
-        name: [int(row[name]) if name in row else 0 for row in rows] for name in COUNTS if name in there
-    }
+    columns: dict[str, Any] = {name: [int(row.get(name, 0)) for row in rows] for name in COUNTS if name in there}
     columns |= {name: _together([row[name] for row in rows if name in row]) for name in FIELDS if name in there}
     columns |= {name: _by_token(name, rows, prompt, completion) for name in BY_TOKEN if name in there}
     return columns

@@ -131,7 +131,7 @@ class CollectedTrainer(on_disk.WholeCheckpoints):
         sizes = Sizes(n, parts, self._text_tokenizer.pad_token_id, self.pad_to_multiple_of)
         keeps = self._ratio_per_token and settings.trains_older_groups
         self.collection = Collection(prompts, rows, processes, sizes, keeps=keeps, seed=self.args.seed)
-        driver = self._driver(settings, prompts, rows, self.collection) if processes.first else None
+        driver = self._driver(settings, prompts, self.collection) if processes.first else None
         self.collection.driver = driver
         self._budget = on_disk.BudgetCallback(settings.budget(), None if driver is None else driver.meter, processes)
         self._saved = on_disk.Saved(self.collection, processes)
@@ -155,14 +155,12 @@ class CollectedTrainer(on_disk.WholeCheckpoints):
             )
             refuse("filter_groups.max_carry_steps", settings.surplus().max_carry_steps, accepted)
 
-    def _driver(
-        self, settings: Settings, prompts: DatasetPrompts, rows: CompletionRows, collection: Collection
-    ) -> Driver:
+    def _driver(self, settings: Settings, prompts: DatasetPrompts, collection: Collection) -> Driver:
         print(settings.summary(), flush=True)
         rehearse(settings, prompts)
         groups, seed = settings.train_batch_size, self.args.seed
         order = trl_rows.SamplerOrder(prompts, groups=groups, shuffle=self.shuffle_dataset, seed=seed)
-        config = settings.gate_config
+        config, rows = settings.gate_config, collection.rows
         gate = None if config is None else trl_rows.CompletionGate(config, settings.seed, rows)
         # TRL's own generation is sized for its batch; our engine has slots, which a batch of one group leaves idle.
         slots = 0 if self._engine is None else self._engine.slots * self.accelerator.num_processes
@@ -347,8 +345,7 @@ class CollectedTrainer(on_disk.WholeCheckpoints):
         require(not self._sees_images, "engine_slots", slots, "none with a model that sees images")
         own = getattr(self, "rollout_func", None) is None
         require(own, "engine_slots", slots, "none with a rollout_func, which generates in its place")
-        stage = getattr(self.accelerator.state.deepspeed_plugin, "zero_stage", 0)
-        whole = not self.is_fsdp_enabled and stage < 3
+        whole = not self.is_fsdp_enabled and getattr(self.accelerator.state.deepspeed_plugin, "zero_stage", 0) < 3
         accepted = "none with FSDP or DeepSpeed ZeRO-3, where no process has all the weights that an engine needs"
         require(whole, "engine_slots", slots, accepted)
         tokenizer, device = self.processing_class, self.accelerator.device
@@ -426,8 +423,7 @@ class CollectedTrainer(on_disk.WholeCheckpoints):
 
     def _update_metrics(self) -> dict[str, float]:
         """What is known of an update only once it is made."""
-        gap = {} if self._weights_guard is None else self._weights_guard.metrics
-        return {**self._budget.metrics(), **gap}
+        return {**self._budget.metrics(), **(self._weights_guard.metrics if self._weights_guard else {})}
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 

@@ -218,9 +218,7 @@ def _row(own: Sequence[Result], baselines: Sequence[Sequence[Result]], clocks: S
         recipe=own[0].recipe,
         settings=own[0].settings,
         seeds=len(own),
-        accuracy={
-            clock.cost.kind: over_seeds(methodcaller("accuracy_at", clock.cost), clock.seeds) for clock in clocks
-        },
+        accuracy={one.cost.kind: over_seeds(methodcaller("accuracy_at", one.cost), one.seeds) for one in clocks},
         gain=over_seeds(lambda one: one.accuracy_at(cost) - one.validations[0].accuracy),
         levels=_over_arms([one.levels_at(cost) for one in own]),
         against=tuple(_against(own, baseline, clock) for baseline in others for clock in clocks),

@@ -167,9 +167,8 @@ def _shares(there: Mapping[str, Mapping[str, Series]], used: Sequence[str]) -> P
         generated = sum(final.values()) or 1.0
         for account, count in final.items():
             share = count / generated
-            label = f"{share:.0%}" if share >= LABELLED_SHARE else ""
             row = {"run": name, "account": account_title(account), "tokens": count, "share": draw.rounded(share)}
-            rows.append({**row, "label": label})
+            rows.append({**row, "label": f"{share:.0%}" if share >= LABELLED_SHARE else ""})
     y = alt.Y("run:N", sort=list(there), axis=alt.Axis(title=None, labelLimit=110, grid=False))
     base = alt.Chart(draw.data()).transform_stack(stack="share", as_=["from", "to"], groupby=["run"]).encode(y=y)
     axis = draw.number_axis("share of all generated tokens", "~%")

@@ -28,7 +28,7 @@ from struct import Struct
 
 import numpy as np
 
-from goldilocks.drive.backend import CANCELLED, Backend
+from goldilocks.drive.backend import CANCELLED, Unpaused
 from goldilocks.errors import require
 from goldilocks.lab.simulate.pass_rates import PassRates
 from goldilocks.types import Failure, Group, Paused, Prompt, Request, Rollout, is_informative
@@ -70,7 +70,7 @@ class _Flight:
     event: Rollout | Failure
 
 
-class SimulatedEngine(Backend):
+class SimulatedEngine(Unpaused):
     """The backend of a simulation: time passes where a driver waits for events."""
 
     def __init__(self, prompts: PassRates, config: EngineConfig, *, seed: int) -> None:
@@ -133,13 +133,8 @@ class SimulatedEngine(Backend):
             flights.clear()
             self._leave(uid, stopped)
 
-    def resume(self) -> None:
-        """Do nothing: a paused rollout keeps its slot, and time passes only in ``events``."""
-
-    def drain(self) -> None:
-        """Do nothing: a cancelled rollout stops at once."""
-
     def pause(self) -> list[Paused]:
+        """Return what was written: a paused rollout keeps its slot, and time passes only in ``events``."""
         flights = ((uid, index, flight) for uid, group in self._flights.items() for index, flight in group.items())
         return [Paused(uid, index, self._written(flight)) for uid, index, flight in flights]
 

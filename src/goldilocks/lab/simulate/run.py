@@ -203,13 +203,12 @@ def yield_table(outcomes: Sequence[Outcome]) -> Sheet:
 def token_table(outcomes: Sequence[Outcome]) -> Sheet:
     """Return the table of the share of tokens in each account; accounts that no policy used are left out."""
     used = [account for account in outcomes[0].token_share if any(one.token_share[account] for one in outcomes)]
-    headings = ["policy", "rollouts", "tokens", *used, "pass rate\nat end"]
     rows = []
     for one in outcomes:
         shares = [percent(one.token_share[account]) for account in used]
         spent = (f"{one.rollouts:,}", f"{one.tokens / 1e6:,.1f}M")
         rows.append([one.policy, *spent, *shares, figure(one.mean_pass_rate, 3)])
-    return Sheet(headings, rows)
+    return Sheet(["policy", "rollouts", "tokens", *used, "pass rate\nat end"], rows)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

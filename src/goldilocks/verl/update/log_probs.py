@@ -193,11 +193,10 @@ def use_behaviour_log_probs(batch: KVBatchMeta, policy: int, correction: Any, *,
         chosen = [row for row in every if row[2]]
         stored = tq.kv_batch_get(keys=[key for key, *_ in chosen], **of)
     keys, tags, older = map(list, zip(*chosen, strict=True))
-    nested_mask = stored["response_mask"]
     rows = dict(stored.to_padded_tensor().items())
     stale = stale_tokens(tags, policy, rows["response_mask"]) & torch.tensor(older).unsqueeze(-1)
     log_probs, metrics = behaviour_log_probs(rows, stale, correction)
-    against = TensorDict({"old_log_probs": response_to_nested(log_probs, nested_mask)}, len(keys))
+    against = TensorDict({"old_log_probs": response_to_nested(log_probs, stored["response_mask"])}, len(keys))
     tq.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=against)
     return metrics
 

@@ -119,8 +119,7 @@ class GenerationBatches(Rounds):
 
         verl only splits a batch evenly, and padding it would generate rollouts that were not requested.
         """
-        workers = len(getattr(self._manager, "agent_loop_workers", (None,)))
-        rest = len(batch) % workers
+        rest = len(batch) % len(getattr(self._manager, "agent_loop_workers", (None,)))
         parts = [(self._manager, batch.slice(0, len(batch) - rest))] if len(batch) > rest else []
         if rest:
             few = copy.copy(self._manager)
@@ -143,14 +142,13 @@ class GenerationBatches(Rounds):
         generated = output.batch["response_mask"].sum(-1).tolist()
         lengths = output.batch["attention_mask"][:, -longest:].sum(-1).tolist()
         for place, row in enumerate(rows_of(output)):
-            metrics = {key: float(row.values[key]) for key in keys if is_number(row.values[key])}
             tokens, length = int(generated[place]), int(lengths[place])
             yield (
                 row,
                 {
                     "reward": rewards[place],
                     "tokens": tokens,
-                    "metrics": metrics,
+                    "metrics": {key: float(row.values[key]) for key in keys if is_number(row.values[key])},
                     "truncated": is_truncated(responses[place, :length].tolist(), longest, self._ends),
                     "tool_tokens": length - tokens,  # that stand between them
                 },
