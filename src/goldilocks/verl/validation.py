@@ -40,8 +40,11 @@ def validation_figures(sources: Any, uids: Any, infos: Any, expected: Mapping[An
     for (source, uid), count in expected.items():
         if (source, "acc") in table:  # an answer that failed is wrong
             table[source, "acc"][uid] += [0.0] * (count - len(table[source, "acc"][uid]))
+    # verl adds up over problems as they first came, also those whose first answer has no value, then those that failed.
+    order = {key: place for place, key in enumerate({**dict.fromkeys(zip(sources, uids, strict=True)), **expected})}
     metrics = {}
-    for (source, name), problems in table.items():
+    for (source, name), answers in table.items():
+        problems = {uid: answers[uid] for _, uid in sorted((order[source, uid], uid) for uid in answers)}
         is_core, most = name == ("acc" if (source, "acc") in table else "reward"), max(map(len, problems.values()))
         heads = (f"mean@{most}", f"maj@{most}/", f"best@{most}/")
         for figure, values in _figures([*problems.values()], [votes[source, uid] for uid in problems]).items():
