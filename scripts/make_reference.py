@@ -198,7 +198,7 @@ otherwise verl's loop is run.
 The figures of a validation with several answers to a problem are computed by our trainers
 (`goldilocks.verl.validation`), with all draws in one array. verl draws a thousand times from each problem's answers,
 one draw after the other, while the GPU waits: 500 problems with rewards and accuracies took 8 to 13 s of one core for
-two answers each and 16 to 27 s for four; 0.04 and 0.1 s here. With votes (the reward function returns `pred`) four
+two answers each and 16 to 28 s for four; 0.04 and 0.1 s here. With votes (the reward function returns `pred`) four
 answers took 25 and 0.7 s. The figures are equal to verl's, which a test checks against the installed verl. In a [study
 on MATH](lab/math.md#time) ten validations were 28 % of an arm's time, and the draws about a tenth. verl's own trainers
 (`trainer.v1.trainer_mode=sync`, …) compute them in verl's way. So do ours where a value is a float32, not finite, 2^53

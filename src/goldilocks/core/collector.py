@@ -120,7 +120,8 @@ class Collector:
         self.step = 0
         self.prompts_issued = 0  # visits to prompts; one that is put back and visited again counts once
         self.last_prompt = math.inf  # the number of the last, where epochs end the run
-        self.failures_in_a_row = self.flat_in_a_row = 0  # flat: groups judged since one was kept
+        self.failures_in_a_row = 0
+        self.flat_in_a_row = 0  # groups judged since one was kept
         self.last_failure: Failure | None = None
 
         spares = target_groups if self.limits.on_exhausted is OnExhausted.BACKFILL else 0
@@ -132,8 +133,9 @@ class Collector:
         self._keep_rate = KeepRate(min(1.0, target_groups / self.gen_batch_size))
         self._components = components
         self._statistics = StepStatistics(components={name: [0.0, 0] for name in components})
-        # Groups this step has yet to hand out, 0 while its batch is being trained; batches that ``extend`` adds to.
-        self._owed, self.batches, self._exhausted = target_groups, 1, False
+        self._owed = target_groups  # groups this step has yet to hand out; 0 while its batch is being trained
+        self.batches = 1  # of this step, as ``extend`` counts them
+        self._exhausted = False
         self._opened = 0  # groups, also those whose prompts were out before
         self._finite = FiniteMetrics(filter.reads(), self.beliefs.metric)
         self._open = OpenGroups(whole=allocator.size()[1])
@@ -354,10 +356,9 @@ class Collector:
         return f"Collector(step {self.step:,}, {groups}, {self.in_flight:,} rollouts in flight)"
 
     def _repr_html_(self) -> str:
-        names = ["step", "groups of a batch", "kept", "open", "rollouts in flight", "prompts issued"]
-        groups = self.target_groups, len(self._judged), len(self._open)
-        here = [f"{value:,}" for value in (self.step, *groups, self.in_flight, self.prompts_issued)]
-        return Sheet(names, [here]).in_html() + self.accounts._repr_html_()
+        here = {"step": self.step, "groups of a batch": self.target_groups, "kept": len(self._judged)}
+        here |= {"open": len(self._open), "rollouts in flight": self.in_flight, "prompts issued": self.prompts_issued}
+        return Sheet(list(here), [[f"{value:,}" for value in here.values()]]).in_html() + self.accounts._repr_html_()
 
     # -- a step --------------------------------------------------------------------------------------------------------
 

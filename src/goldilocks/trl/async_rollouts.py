@@ -84,7 +84,8 @@ class AskedRollouts(Unpaused):
         self._error = ""
 
     def submit(self, requests: Sequence[Request]) -> None:
-        for (request, number, _), seed in zip(places(requests), Round(tuple(requests), self._seed).seeds, strict=True):
+        seeds = Round(tuple(requests), self._seed).seeds
+        for (request, number, _), seed in zip(places(requests), seeds, strict=True):
             self._in_flight.add((request.uid, number))
             self._worker.tell(RolloutAsk((request.uid, number), request.prompt.index, seed))
 

@@ -80,7 +80,7 @@ class Collection:
         self._together = False  # whether all processes are generating
         self.batch: Batch | None = None
         self.trained: dict[Place, float] = {}  # the advantage of each rollout of the batch
-        self._update = -1  # the number of the one that the batch is of
+        self._update = -1  # how many updates had begun when the batch was taken
         self.generated: list[Place | None] = []  # for this batch, in TRL's order; None: so that processes have as many
 
     def collect(self, generate: Generate, log_probs: LogProbs, rewards: Rewards) -> dict[str, Any]:

@@ -30,7 +30,7 @@ GAP_SUM, GAP_TOKENS = "weights_gap_sum", "weights_gap_tokens"  # of tokens that 
 MOVED_SUM, MOVED_TOKENS = "moved_sum", "moved_tokens"  # of tokens that an older policy wrote
 
 
-def around(replacement: Callable[..., Any]) -> Callable[[Function], Function]:
+def around(replacement: Function) -> Callable[[Function], Function]:
     """Decorate ``replacement(original, …)``: return a function from the original to what takes its place."""
 
     @functools.wraps(replacement)
