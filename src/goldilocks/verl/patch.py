@@ -33,15 +33,7 @@ MOVED_SUM, MOVED_TOKENS = "moved_sum", "moved_tokens"  # of tokens that an older
 def around(replacement: Function) -> Callable[[Function], Function]:
     """Decorate ``replacement(original, …)``: return a function from the original to what takes its place."""
 
-    @functools.wraps(replacement)
-    def replace(original: Function) -> Function:
-        @functools.wraps(original)
-        def replaced(*args: Any, **kwargs: Any) -> Any:
-            return replacement(original, *args, **kwargs)
-
-        return replaced
-
-    return replace
+    return lambda original: functools.wraps(original)(lambda *args, **kwargs: replacement(original, *args, **kwargs))
 
 
 class Kind(str, Enum):

@@ -118,10 +118,12 @@ class QueueRows(MemoryRows[Payload]):
 
     def retain(self, alive: Collection[str]) -> None:
         """Free the rows of every other group, but those that verl frees."""
-        gone = {key for key, _ in self._pairs(self.groups.keys() - set(alive))}
-        super().retain(alive)
-        clear(gone - self._left)
-        self._left -= gone
+        gone = self.groups.keys() - set(alive)
+        keys = {key for key, _ in self._pairs(gone)}
+        for uid in gone:
+            del self.groups[uid]
+        clear(keys - self._left)
+        self._left -= keys
         self._answers = {place: answer for place, answer in self._answers.items() if place[0] in alive}
 
     def give(self, request: Request) -> dict[int, Any]:
