@@ -31,7 +31,7 @@ from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.utils.transferqueue_utils import kv_batch_meta2batch_meta
 
-from goldilocks.drive.rows import MemoryRows, Place
+from goldilocks.drive.rows import Place, RowStore
 from goldilocks.losses.advantages import Untrained
 from goldilocks.runs.checkpoints import ARRAY, from_json, to_json
 from goldilocks.runs.files import replacing, write_text
@@ -98,32 +98,37 @@ def stale_tokens(tags: list[dict[str, Any]], policy: int, response_mask: torch.T
 # -- rows that wait ----------------------------------------------------------------------------------------------------
 
 
-class QueueRows(MemoryRows[Payload]):
-    """The rows that workers have put into the queue, by group: a rollout's payload is the keys and tags of its rows."""
+class QueueRows(RowStore[Payload]):
+    """The rows in the queue, by group. What it is given and returns are payloads: the keys and tags of rows."""
 
     def __init__(self, unfinished: Callable[[], list[SavedAnswer]]) -> None:
         """``unfinished`` returns the answers of rollouts that have not ended, of the moment that is being saved."""
-        super().__init__()
         self._unfinished = unfinished
         self._answers: dict[Place, Any] = {}  # that were loaded, and not given out yet
+        self._payloads: dict[str, dict[int, Payload]] = {}
         self._left: set[str] = set()  # keys of rows that verl frees
+
+    def put(self, place: Place, row: Payload) -> None:
+        """Note that the rows of this rollout are in the queue: the worker has put them there."""
+        self._payloads.setdefault(place[0], {})[place[1]] = row
+
+    def get(self, places: Sequence[Place]) -> list[Payload]:
+        return [self._payloads[uid][index] for uid, index in places]
 
     def waiting(self, but: Collection[str]) -> KVBatchMeta:
         """Return all rows but those with these keys."""
-        return _batch([pair for pair in self._pairs(self.groups) if pair[0] not in but])
+        return _batch([pair for pair in self._pairs(self._payloads) if pair[0] not in but])
 
     def leave(self, keys: Iterable[str]) -> None:
         """Note that verl frees these rows: the TransferQueue warns of each that is freed twice."""
-        self._left |= {key for key, _ in self._pairs(self.groups)}.intersection(keys)
+        self._left |= {key for key, _ in self._pairs(self._payloads)}.intersection(keys)
 
     def retain(self, alive: Collection[str]) -> None:
         """Free the rows of every other group, but those that verl frees."""
-        gone = self.groups.keys() - set(alive)
-        keys = {key for key, _ in self._pairs(gone)}
-        for uid in gone:
-            del self.groups[uid]
-        clear(keys - self._left)
-        self._left -= keys
+        gone = {key for key, _ in self._pairs(self._payloads.keys() - set(alive))}
+        self._payloads = {uid: group for uid, group in self._payloads.items() if uid in alive}
+        clear(gone - self._left)
+        self._left -= gone
         self._answers = {place: answer for place, answer in self._answers.items() if place[0] in alive}
 
     def give(self, request: Request) -> dict[int, Any]:
@@ -132,7 +137,7 @@ class QueueRows(MemoryRows[Payload]):
         return {place[1]: self._answers.pop(place) for place in places if place in self._answers}
 
     def _pairs(self, uids: Iterable[str]) -> Iterator[list[Any]]:
-        return (pair for uid in uids for payload in self.groups[uid].values() for pair in payload)
+        return (pair for uid in uids for payload in self._payloads[uid].values() for pair in payload)
 
     def save(self, rollouts: Iterable[Rollout], folder: Path) -> None:
         """Copy the rows of these rollouts out of the queue, and the answers of unfinished ones."""
@@ -154,7 +159,7 @@ class QueueRows(MemoryRows[Payload]):
             tq.kv_batch_put(keys=keys, tags=tags, fields=list_of_dict_to_tensordict(fields), partition_id=PARTITION)
             for key, tag in zip(keys, tags, strict=True):
                 uid, index = split_row_key(key)
-                self.groups.setdefault(uid, {}).setdefault(index, []).append([key, tag])
+                self._payloads.setdefault(uid, {}).setdefault(index, []).append([key, tag])
         self._answers = {(uid, index): answer for uid, index, answer in load_rows(folder / UNFINISHED)}
         return self._answers.keys()
 
