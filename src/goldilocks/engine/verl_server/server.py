@@ -1,6 +1,7 @@
 """The rollout server: verl's token-in-token-out interface in front of one generation engine.
 
 It is an asynchronous Ray actor. While generation is paused, requests wait, or come back aborted if verl asked for that.
+They wait while the engine sleeps, too: verl puts it to sleep while conversations may go on, as in a validation.
 
 ``EngineLoop`` is the one thread that touches the engine; others send it functions to call. Every request ends: with its
 generation, with the error that refused it, or with the failure of the engine, which from then on answers every call.
@@ -146,8 +147,9 @@ class RolloutServer(ManyAnswers):
             device=self._device,
         )
         self._loop = EngineLoop(engine)
-        self._open = asyncio.Event()
+        self._open, self._awake = asyncio.Event(), asyncio.Event()
         self._open.set()
+        self._awake.set()
         self._rejecting = False
         self._global_steps: int | None = None
 
@@ -171,10 +173,11 @@ class RolloutServer(ManyAnswers):
             raise ValueError("rollout.name='transformers' is not accepted: it takes text only; use rollout.name=vllm")
         prompt = [int(token) for token in prompt_ids]
         params = self._sampling_params(sampling_params, request_id, len(prompt))
-        while not self._open.is_set():  # generation is paused
+        while not (self._open.is_set() and self._awake.is_set()):
             if self._rejecting:
                 return self._output(Generation.unstarted(request_id), logprobs=False)
             await self._open.wait()
+            await self._awake.wait()
         generation = await self._loop.generate(request_id, prompt, params)
         return self._output(generation, logprobs=bool(sampling_params.get("logprobs")))
 
@@ -211,12 +214,14 @@ class RolloutServer(ManyAnswers):
         self._open.set()
 
     async def wait_for_requests_to_drain(self) -> None:
-        """Return when no request is in flight."""
-        while self._loop.in_flight():
+        """Return when no request is in flight, also of those that the engine's thread has not seen yet."""
+        while await self._on_engine(lambda engine: engine.busy):
             await asyncio.sleep(0.001)
 
     async def sleep(self) -> None:
         """Release the memory of the cache once no request is in flight."""
+        if self._config.free_cache_engine:
+            self._awake.clear()
         await self.wait_for_requests_to_drain()
         if self._config.free_cache_engine:
             await self._on_engine(Engine.sleep)
@@ -225,14 +230,9 @@ class RolloutServer(ManyAnswers):
         """Allocate the cache again. The weights were not released."""
         if tags is None or "kv_cache" in tags:
             await self._on_engine(Engine.wake)
+            self._awake.set()
 
-    async def release_kv_cache(self) -> None:
-        """Do as ``sleep``: there is only the cache to release."""
-        await self.sleep()
-
-    async def resume_kv_cache(self) -> None:
-        """Do as ``wake_up``."""
-        await self.wake_up(["kv_cache"])
+    release_kv_cache, resume_kv_cache = sleep, wake_up  # there is only the cache to release
 
     async def clear_kv_cache(self) -> None:
         """Do nothing: ``load_weights`` forgets cached prompts."""

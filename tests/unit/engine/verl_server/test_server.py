@@ -267,12 +267,19 @@ async def test_the_end_of_sequence_ends_an_answer(model_path: Path) -> None:
     assert all(EOS not in answer[:-1] for answer in answers)
 
 
-async def test_a_sleeping_server_generates_again_once_awake(model_path: Path) -> None:
+async def test_a_sleeping_server_generates_once_awake_what_came_meanwhile(model_path: Path) -> None:
     server = _server(model_path, ignore_eos=True)
-    await server.sleep()
+    early = asyncio.ensure_future(server.generate(PROMPT, {"temperature": 0}, "early"))
+    await asyncio.sleep(0)
+    falling_asleep = asyncio.ensure_future(server.sleep())
+    await asyncio.sleep(0)
+    late = asyncio.ensure_future(server.generate(PROMPT, {"temperature": 0}, "r"))
+    await falling_asleep
     await server.wake_up(tags=["weights"])
+    await asyncio.sleep(0.05)
+    assert (early.done(), late.done()) == (True, False)
     await server.wake_up(tags=["kv_cache"])
-    output = await server.generate(PROMPT, {"temperature": 0}, "r")
+    output = await late
     assert output.token_ids == logits_after("llama", PROMPT, output.token_ids).argmax(-1).tolist()
 
 
