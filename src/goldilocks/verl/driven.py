@@ -260,6 +260,7 @@ class UpdatesPerEpoch(Epochs):
     def __init__(self, trainer: Any, collector: Collector) -> None:
         steps, epochs, batch = trainer.total_training_steps, trainer.total_epochs, collector.target_groups
         super().__init__(collector, epochs if steps is None else None)
+        self._last = epochs - 1
         accepted = f"at most {self.size}, the prompts there are: without trainer.total_training_steps no update is made"
         fits = steps is not None or batch <= self.size or trainer.get("val_only", False)
         require(fits, "data.train_batch_size", batch, accepted)
@@ -268,7 +269,7 @@ class UpdatesPerEpoch(Epochs):
 
     def __rfloordiv__(self, updates: int) -> int:
         """verl asks for ``updates // updates_per_epoch`` and ends at ``total_epochs``; ``over`` decides the end."""
-        return int(min(self.current, self._collector.last_prompt // self.size - 1))
+        return int(min(self.current, self._last))
 
 
 def schedule_note(config: Any, settings: Settings, updates: int) -> str | None:

@@ -50,7 +50,8 @@ def test_a_number_of_updates_has_the_last_word() -> None:
     collector = plain_collector(2)
     epochs = UpdatesPerEpoch(trainer(epochs=1, steps=100), collector)
     assert train(epochs, collector, informative=lambda index: True) == 200
-    assert 7 // epochs == collector.prompts_issued // 2  # verl's question
+    assert collector.prompts_issued >= 200 * 2
+    assert 7 // epochs == 0  # verl asks, and ends the run at total_epochs
 
 
 def test_epochs_that_would_end_the_run_on_verls_own_trainer_and_do_not_here_are_said(capsys: Any) -> None:
