@@ -8,6 +8,7 @@ slowest rollout of a round (``trainer.v1.trainer_mode=goldilocks``); this one is
 from __future__ import annotations
 
 import copy
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -36,7 +37,12 @@ from goldilocks.runs.loggers import log_file
 from goldilocks.types import Group
 from goldilocks.verl.checks import check_v0
 from goldilocks.verl.driven import Driven, UpdatesPerEpoch, changed
-from goldilocks.verl.update.log_probs import weights_guard
+from goldilocks.verl.update.log_probs import (
+    log_prob_micro_batch,
+    reference_micro_batch,
+    update_micro_batch,
+    weights_guard,
+)
 from goldilocks.verl.v0.backend import (
     MARK,
     STALE,
@@ -216,11 +222,16 @@ class RayPPOTrainerWithSampling(Driven, RayPPOTrainer):
         return super()._compute_values(pad_to(batch, self._ranks)).slice(0, len(batch))
 
     def _compute_ref_log_prob(self, batch: DataProto) -> DataProto:
-        return super()._compute_ref_log_prob(pad_to(batch, self._ranks)).slice(0, len(batch))
+        return super()._compute_ref_log_prob(self._padded(batch)).slice(0, len(batch))
 
     def _compute_old_log_prob(self, batch: DataProto) -> tuple[DataProto, float]:
-        log_probs, utilisation = super()._compute_old_log_prob(pad_to(batch, self._ranks))
+        log_probs, utilisation = super()._compute_old_log_prob(self._padded(batch))
         return log_probs.slice(0, len(batch)), utilisation
+
+    def _padded(self, batch: DataProto) -> DataProto:
+        """Pad the batch so that a rank's share of a pass for log-probs is whole micro-batches."""
+        rows = math.lcm(log_prob_micro_batch(self.config), reference_micro_batch(self.config))
+        return pad_to(batch, self._ranks * rows)
 
     def _update_actor(self, batch: DataProto) -> DataProto:
         """Train rows of older policies against the log-probs that were stored when they were written."""
@@ -249,10 +260,10 @@ class RayPPOTrainerWithSampling(Driven, RayPPOTrainer):
         return output
 
     def _update(self, update: Callable[[DataProto], DataProto], section: DictConfig, batch: DataProto) -> DataProto:
-        """As many mini-batches as the user's sizes make of a training batch."""
-        mini_batches = self._mini_batches(section)
-        trained = batch.non_tensor_batch[TRAINED]
-        rows = pad_to(batch if trained.all() else batch.select_idxs(trained), self._ranks * mini_batches)
+        """As many mini-batches as the user's sizes make of a training batch, of whole micro-batches."""
+        mini_batches, trained = self._mini_batches(section), batch.non_tensor_batch[TRAINED]
+        multiple = self._ranks * mini_batches * update_micro_batch(self.config)
+        rows = pad_to(batch if trained.all() else batch.select_idxs(trained), multiple)
         with changed(section, ppo_mini_batch_size=len(rows) // mini_batches):
             return update(rows)
 

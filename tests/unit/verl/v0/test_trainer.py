@@ -126,10 +126,15 @@ def test_surplus_is_carried_and_trained_in_the_next_step(tmp_path, world):
     assert len(trained) == len(set(trained)) == 16
 
 
-def test_adaptive_groups_of_any_size_share_a_batch_that_is_padded_with_nothing(tmp_path, monkeypatch):
+@pytest.mark.parametrize("micro_batch", [1, 3])
+def test_adaptive_groups_of_any_size_share_a_batch_that_is_padded_with_nothing(tmp_path, monkeypatch, micro_batch):
     world = World(monkeypatch, ranks=2, agents=4)
     adaptive = {"enable": True, "max_n": 10, "rollouts_per_batch": 3}
-    trainer = world.trainer(config(tmp_path, n=2, adaptive_rollout=adaptive, steps=3), [100, 100, 0, 15, 40] * 4)
+    given = config(tmp_path, n=2, adaptive_rollout=adaptive, steps=3)
+    given.actor_rollout_ref.actor = {"ppo_mini_batch_size": 2, "ppo_micro_batch_size_per_gpu": micro_batch}
+    given.actor_rollout_ref.rollout = {"n": 2, "log_prob_micro_batch_size_per_gpu": micro_batch}
+    world.actor.micro_batch = micro_batch
+    trainer = world.trainer(given, [100, 100, 0, 15, 40] * 4)
     trainer.fit()
     rates = trainer.train_dataset.pass_rates
     assert {world.engine.asked[index] for index in world.engine.asked if rates[index] == 100} == {2}
@@ -138,7 +143,8 @@ def test_adaptive_groups_of_any_size_share_a_batch_that_is_padded_with_nothing(t
         groups = groups_of(batch)
         real = sum(map(len, groups.values()))
         assert len(groups) == 4
-        assert batch.shape[0] == -(-real // 4) * 4  # two mini-batches over two ranks, and not a row more
+        whole = 4 * micro_batch  # two mini-batches over two ranks, and not a row more
+        assert batch.shape[0] == -(-real // whole) * whole
         assert batch["response_mask"].any(-1).sum() == real
         assert step["actor/mini_batches"] == 2
         assert step["adaptive_rollout/min_rollouts_per_sample"] == 2

@@ -22,6 +22,7 @@ from verl import DataProto
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.utils import Role
 from verl.utils import tensordict_utils as tu
+from verl.workers.engine.utils import prepare_micro_batches
 
 from goldilocks import RayPPOTrainerWithSampling, TrainerConfig
 
@@ -123,7 +124,7 @@ class Workers:
 
     def __init__(self, ranks: int) -> None:
         self._dispatch_info = {"actor": list(range(ranks))}
-        self.ranks = ranks
+        self.ranks, self.micro_batch = ranks, 1
         self.trained: list[Any] = []
 
     @property
@@ -157,12 +158,19 @@ class Workers:
     def _train(self, batch: Any) -> Any:
         mini_batch, rows = tu.get(batch, "mini_batch_size"), batch.shape[0]
         assert rows % mini_batch == 0
-        assert mini_batch % self.ranks == 0
+        self._divide(mini_batch)
         self.trained.append(batch)
         return tu.get_tensordict({}, {"metrics": {"mfu": 0.0, "mini_batches": rows // mini_batch}})
 
+    def _divide(self, rows: int) -> None:
+        """Divide rows among the ranks, and a rank's among its micro-batches, as verl does."""
+        assert rows % self.ranks == 0
+        share = tu.get_tensordict({"row": torch.zeros(rows // self.ranks)}, {"use_dynamic_bsz": False})
+        tu.assign_non_tensor(share, micro_batch_size_per_gpu=self.micro_batch)
+        prepare_micro_batches(share)
+
     def _per_token(self, batch: Any, **fields: float) -> Any:
-        assert batch.shape[0] % self.ranks == 0
+        self._divide(batch.shape[0])
         ids = batch["input_ids"]
         values = {
             name: torch.nested.nested_tensor_from_jagged(torch.full(ids.values().shape, value), ids.offsets())
