@@ -83,7 +83,8 @@ class OnePass:
         corrected = any(correction.get(key) for key in ("rollout_is", "rollout_rs", "bypass_mode"))
         distilled = OmegaConf.select(config, "distillation.enabled", default=False)
         one_update = mini_batches == 1 and actor.ppo_epochs == 1 and not distilled
-        own = one_update and not gate and not algorithm.use_kl_in_reward and not corrected
+        records = value_at(actor, f"{actor.strategy}.router_replay.mode") == "R2"  # that pass has the experts to replay
+        own = one_update and not gate and not algorithm.use_kl_in_reward and not corrected and not records
         # The loss's denominator is that of the whole batch, and not the width of a micro-batch.
         whole = actor.loss_agg_mode != "seq-mean-token-sum-norm" or actor.loss_scale_factor is not None
         by_row = actor.policy_loss.get("loss_mode", "vanilla") in BY_ROW and whole

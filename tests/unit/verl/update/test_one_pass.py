@@ -28,6 +28,7 @@ def config():
 
 def of(config, mini_batches=1, gate=False, patched=True, **changes):
     config = config.copy()
+    OmegaConf.set_struct(config, False)
     for key, value in changes.items():
         section, _, name = key.rpartition("__")
         node = {"actor": config.actor_rollout_ref.actor, "algorithm": config.algorithm}[section.split("__")[0]]
@@ -50,6 +51,7 @@ def test_plain_grpo_needs_one_pass_over_the_rows_with_signal(config):
         ({"algorithm__use_kl_in_reward": True}, False, True),
         ({"algorithm__rollout_correction__rollout_is": "token"}, False, False),
         ({"algorithm__rollout_correction__bypass_mode": True}, False, False),
+        ({"actor__strategy": "megatron", "actor__megatron": {"router_replay": {"mode": "R2"}}}, False, True),
         ({"actor__use_kl_loss": True}, True, False),
         ({"actor__entropy_coeff": 0.01}, True, False),
         ({"actor__policy_loss__loss_mode": "kl_cov"}, True, False),
