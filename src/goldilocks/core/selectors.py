@@ -159,7 +159,7 @@ class Frontier(Ranked):
     first, whatever they cost.
     """
 
-    rest: float = 0.25
+    rest: float = 0.5
     hard: float = 0.0
 
     def __post_init__(self) -> None:
