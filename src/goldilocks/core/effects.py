@@ -162,7 +162,7 @@ class Effects:
         rows = np.flatnonzero((self._precision > 0) | (self._moves > 0))
         columns = {"precision": self._precision[rows], "weighted": self._weighted[rows], "moves": self._moves[rows]}
         scalars = {"wander": self.wander, "drift": self.drift, "drift_variance": self._drift_variance}
-        return {"keys": self._keys[rows], "rows": rows, "spread": self._spread, **columns, **scalars}
+        return {"keys": self._keys[rows], "rows": rows, "spread": self._spread.copy(), **columns, **scalars}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         columns = {"precision": self._precision, "weighted": self._weighted, "moves": self._moves}
