@@ -494,4 +494,5 @@ class Collector:
         self.step, self.prompts_issued = state["step"], state["prompts_issued"]
         self._opened, self._owed, self.batches = state["opened"], state["owed"], 1
         self._exhausted = False  # decided again, under today's limits
-        self._order.claim([*self._queue.indices, *(one.prompt.index for one in (*self._open, *self._judged.kept))])
+        groups = (*self._open, *self._judged.kept, *self._judged.trained)
+        self._order.claim([*self._queue.indices, *(one.prompt.index for one in groups)])

@@ -140,8 +140,7 @@ class OpenGroup:
         uid, given = packed["uid"], {name: value for name, value in packed.items() if name not in ("key", "index")}
         given["rollouts"] = [Rollout(uid, *one) for one in packed["rollouts"]]
         given["ahead"] = {index: one and Rollout(uid, *one) for index, one in packed["ahead"]}
-        given["in_flight"], given["unsent"] = set(packed["in_flight"]), list(packed["unsent"])
-        given["tries"] = dict(packed["tries"])
+        given |= {"in_flight": set(packed["in_flight"]), "unsent": [*packed["unsent"]], "tries": dict(packed["tries"])}
         return cls(prompt=find(packed), **given)
 
 
@@ -164,8 +163,7 @@ class OpenGroups:
 
     def __init__(self, whole: int) -> None:
         """``whole``: how many rollouts a group has that is not given up early."""
-        self.in_flight = 0
-        self.unsent = 0
+        self.in_flight = self.unsent = 0
         self._whole = whole
         self._asked = 0  # rollouts, at most ``whole`` of each group
         self._groups: dict[str, OpenGroup] = {}
@@ -294,8 +292,7 @@ class OpenGroups:
         self._groups = {group.uid: group for group in groups}
         self._growing, self._opening = dict.fromkeys(state["growing"]), dict.fromkeys(state["opening"])
         self._asked = sum(min(group.asked, self._whole) for group in groups)
-        self._again = {uid: list(indices) for uid, indices in state["again"]}
-        self._cancelled = list(state["cancelled"])
+        self._again, self._cancelled = {uid: [*lost] for uid, lost in state["again"]}, list(state["cancelled"])
         self.in_flight = sum(len(group.in_flight) for group in groups)
         self.unsent = sum(len(group.unsent) for group in groups)
 
@@ -367,11 +364,8 @@ class JudgedGroups:
 
     def take(self, count: int) -> list[Group]:
         """Return at most ``count`` of the groups that wait, first issued first."""
-        groups = self.kept[:count]
-        for group in groups:
-            del self._kept[group.uid]
-            self._release(group.prompt.index)
-        return [self._hand_out(group, Account.CARRIED, Account.TRAINED) for group in groups]
+        uids = sorted(self._kept, key=issue_order)[:count]
+        return [self._hand_out(self._kept.pop(uid), Account.CARRIED, Account.TRAINED) for uid in uids]
 
     def backfill(self, count: int) -> list[Group]:
         """Return at most ``count`` spare groups: the batch keeps its shape, they are not trained."""
@@ -386,11 +380,18 @@ class JudgedGroups:
         return group
 
     def extend(self) -> None:
-        """Let another batch of the update follow the one in hand."""
+        """Let another batch of the update follow the one in hand, also of the same prompts."""
+        self._release_taken()
         self._earlier = set(self._in_hand)
+
+    def _release_taken(self) -> None:
+        for group in self.trained:  # a group that fills a batch up has released its prompt when it was dropped
+            if group.uid not in self._earlier:
+                self._release(group.prompt.index)
 
     def put_back(self) -> None:
         """Let all batches of the update wait again, without the groups that filled them up."""
+        self._release_taken()
         in_hand, self._in_hand, self._earlier = self._in_hand, {}, set()
         for group, account in in_hand.values():
             target = Account.FILTERED.because("backfill") if account == Account.BACKFILLED else Account.CARRIED
@@ -402,6 +403,7 @@ class JudgedGroups:
 
     def begin_step(self, oldest: int) -> int:
         """Forget the batches taken, spare groups and kept ones older than ``oldest``; return how many expired."""
+        self._release_taken()
         self._in_hand, self._earlier, self._spare = {}, set(), {}
         expired = [group for group in self._kept.values() if group.version < oldest]
         for group in expired:
@@ -420,8 +422,7 @@ class JudgedGroups:
         require(in_hand or uid in self._kept, "uid", uid, "a group that is in the batch in hand, or kept")
         group, account = self._in_hand[uid] if in_hand else (self._kept[uid], Account.CARRIED)
         gone = {rollout.index for rollout in group.rollouts} if indices is None else set(indices)
-        left = tuple(rollout for rollout in group.rollouts if rollout.index not in gone)
-        trained = tuple(rollout for rollout in group.trained if rollout.index not in gone)
+        left, trained = (tuple(r for r in some if r.index not in gone) for some in (group.rollouts, group.trained))
         rest = replace(group, rollouts=left, trained=trained)
         lost = not left or (in_hand and not trained) or not judge(rest).keep
         beyond = {one.index for one in _beyond(group)} if in_hand else set()
@@ -433,11 +434,10 @@ class JudgedGroups:
             self._in_hand[uid] = rest, account
         elif not lost:
             self._kept[uid] = rest
-        elif in_hand:
-            del self._in_hand[uid]
         else:
-            del self._kept[uid]
-            self._release(group.prompt.index)
+            del (self._in_hand if in_hand else self._kept)[uid]
+            if account != Account.BACKFILLED and uid not in self._earlier:
+                self._release(group.prompt.index)
         if lost and flat:
             self._hold_spare(replace(group, trained=()), Account.REJECTED.because(reason))
         return lost

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import answer, observe, plain_collector, source
+from builders import answer, fill, observe, plain_collector, reloaded, source
 
 from goldilocks import Collector, Exhausted, Failure, Limits, ListSource, Rollout, Surplus
 from goldilocks.core.allocators import Adaptive, Fixed, Sequential
@@ -403,6 +404,21 @@ def test_a_batch_of_more_groups_than_prompts_is_refused_where_no_prompt_is_chose
     """Where one prompt is always right, its groups would be dropped for ever while those of the others wait."""
     with pytest.raises(ValueError, match=r"target_groups .*=4 is not accepted: at most 3: none is in it twice"):
         Collector(source(3), Thompson(), Fixed(2), Variance(), target_groups=4)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_what_replaces_rejected_groups_is_of_no_prompt_of_the_batch(cut: bool, tmp_path: Path) -> None:
+    def make() -> Collector:
+        return Collector(source(8), Thompson(), Fixed(2), Everything(), target_groups=6, seed=5)
+
+    subject = make()
+    for _ in range(5):
+        fill(subject)
+        subject.reject([group.uid for group in subject.take()[:3]], "gate")
+        subject = reloaded(subject, make(), tmp_path / "state.npz") if cut else subject
+        fill(subject)
+        subject.take()
+        assert len({group.prompt.index for group in subject.in_hand}) == 6
 
 
 @pytest.mark.parametrize(
