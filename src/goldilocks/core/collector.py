@@ -150,9 +150,10 @@ class Collector:
         cut_short = self._exhausted and self.limits.on_exhausted is not OnExhausted.ERROR
         # Where rollouts pause, an open group that would be too old after the update is waited for. So is every group
         # that is open when no prompt is left to issue: the batch may be the last.
-        too_old = self.surplus.pauses and self._open.oldest < self.surplus.oldest(self.step + 1)
+        full = len(self._judged) >= self._owed
+        too_old = full and self.surplus.pauses and self._open.oldest < self.surplus.oldest(self.step + 1)
         waits = too_old or (len(self._open) > 0 and self.prompts_issued >= self.last_prompt)
-        return self._owed > 0 and (cut_short or (len(self._judged) >= self._owed and not waits))
+        return self._owed > 0 and (cut_short or (full and not waits))
 
     def requests(self, room: int | None = None) -> list[Request]:
         """Return what to generate now, at most ``room`` rollouts (None: no bound). After ``take``, begin the next step.

@@ -192,8 +192,8 @@ class OpenGroups:
 
     @property
     def oldest(self) -> float:
-        """The version of the group that was opened first; infinite if none is open."""
-        return next((group.version for group in self), math.inf)
+        """The version of the oldest group, which may have been opened later; infinite if none is open."""
+        return min((group.version for group in self), default=math.inf)
 
     @property
     def waiting(self) -> list[OpenGroup]:

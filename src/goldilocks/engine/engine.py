@@ -220,10 +220,12 @@ class Engine:
         come are an error.
         """
         self._forget()
-        self._arrived |= overwrite(self._model, named_tensors)
+        arrived, self._arrived = self._arrived, set()  # none, if this fails
+        arrived |= overwrite(self._model, named_tensors)
         if last:
-            arrived, self._arrived = self._arrived, set()
             check_all_arrived(self._model, arrived)
+        else:
+            self._arrived = arrived
 
     def sleep(self) -> None:
         """Give the cache's memory back. No request may be in a slot; those that wait go on after ``wake``."""

@@ -207,6 +207,9 @@ def _asynchronous(sections: Sections, args: Any) -> Sections:
     accepted = f"1024, or left out, {HERE}, where gen_batch_size bounds what is open"
     require(args.queue_maxsize == 1024, "queue_maxsize", args.queue_maxsize, accepted)
     filtered = {"max_carry_steps": args.max_staleness, **own, "on_full": str(OnFull.PARTIAL)}
+    most = max(filtered["max_carry_steps"], 1)
+    accepted = f"at most {most}, filter_groups.max_carry_steps: the newest answers there are would be older"
+    require(args.weight_sync_steps <= most, "weight_sync_steps", args.weight_sync_steps, accepted)
     ahead = sections.gen_batch_size or max(1, args.max_inflight_tasks // args.num_generations)
     return replace(sections, filter_groups=filtered, gen_batch_size=ahead)
 

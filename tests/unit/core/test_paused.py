@@ -232,6 +232,19 @@ def test_the_batch_waits_for_a_group_that_would_be_too_old_after_the_update() ->
     assert subject.take()[0].uid == slow.uid
 
 
+def test_the_batch_waits_for_a_group_opened_later_that_an_older_rollout_made_too_old() -> None:
+    subject = collector(carry=1)
+    first, *others = subject.requests()
+    answer(subject, others[:2])
+    subject.take()
+    _, late, *_ = subject.requests()
+    answer(subject, [first, others[2]])
+    subject.observe(Rollout(late.uid, 0, 1.0, tokens=10, version=0))
+    assert not subject.ready
+    subject.observe(Rollout(late.uid, 1, 0.0, tokens=10))
+    assert subject.ready
+
+
 def test_as_many_groups_are_open_as_a_generation_batch_has_until_the_batch_is_full() -> None:
     subject = collector()
     first = subject.requests()

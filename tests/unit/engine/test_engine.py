@@ -136,6 +136,11 @@ def test_weights_that_do_not_arrive_are_named_once_the_last_have_come() -> None:
         engine.load_weights(parts)
     with pytest.raises(ValueError, match=r"weight 'model\.embed_tokens\.weight' and \d+ more"):
         engine.load_weights([(never, whole)])  # what came for the policy before does not count
+    engine.load_weights(new.items(), last=False)
+    with pytest.raises(ValueError, match="nowhere"):
+        engine.load_weights([("nowhere", whole)], last=False)
+    with pytest.raises(ValueError, match=r"weight 'model\.embed_tokens\.weight' and \d+ more"):
+        engine.load_weights([(never, whole), *parts])  # nor what came for one that failed
 
 
 def test_a_row_from_before_new_weights_that_moves_takes_its_place_from_the_prompt_there() -> None:

@@ -271,7 +271,7 @@ def test_what_cannot_be_done_is_refused_before_a_model_is_loaded(
         check(Sections(**sections), given)
 
 
-PLAIN = {"log_completions": False, "max_inflight_tasks": 8, "num_generations": 4, "queue_maxsize": 1024}
+PLAIN = {"log_completions": False, "max_inflight_tasks": 8, "num_generations": 4, "queue_maxsize": 1024, "weight_sync_steps": 1}
 
 
 @pytest.mark.parametrize(
@@ -279,6 +279,7 @@ PLAIN = {"log_completions": False, "max_inflight_tasks": 8, "num_generations": 4
     [
         ({"log_completions": True}, "log_completions=True is not accepted: False on TRL's asynchronous trainer"),
         ({"queue_maxsize": 64}, "queue_maxsize=64 is not accepted: 1024, or left out, on TRL's asynchronous trainer"),
+        ({"weight_sync_steps": 5}, "weight_sync_steps=5 is not accepted: at most 4, filter_groups.max_carry_steps"),
         ({"max_staleness": 0}, "max_staleness=0 is not accepted: 1 or more on TRL's asynchronous trainer"),
     ],
 )
