@@ -78,11 +78,17 @@ def test_the_asynchronous_trainer_lends_no_devices_and_begins_one_batch_ahead(
 
 
 @pytest.mark.parametrize("mode", ["goldilocks", "goldilocks_async"])
-@pytest.mark.parametrize("name", ["separate_async.parameter_sync_step", "colocate_async.num_warmup_batches"])
-def test_keys_of_verls_asynchronous_trainers_that_ours_do_not_read_are_said(mode, name, caplog) -> None:
+@pytest.mark.parametrize(
+    ("name", "usual", "other"),
+    [
+        ("separate_async.parameter_sync_step", 2, 3),  # by 2, verl's trainer sends weights after each batch, as ours do
+        ("colocate_async.num_warmup_batches", 1, 3),
+        ("sampler.sync_refill_failed_groups", False, True),
+    ],
+)
+def test_keys_of_verls_own_trainers_that_ours_do_not_read_are_said(mode, name, usual, other, caplog) -> None:
     sizes = {"data.train_batch_size": 8, "actor_rollout_ref.actor.ppo_mini_batch_size": 4, "trainer.use_v1": True}
-    usual = 2 if "step" in name else 1  # by a step of 2, verl's trainer sends weights after each batch, as ours do
-    for value, told in ((usual, False), (3, True)):
+    for value, told in ((usual, False), (other, True)):
         check_run(config(**sizes, **{"trainer.v1.trainer_mode": mode, f"trainer.v1.{name}": value}))
         assert (f"{name}={value} has no effect with trainer.v1.trainer_mode={mode}: " in caplog.text) is told
 
