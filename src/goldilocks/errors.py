@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NoReturn
 
 TASKS, NEEDED_BY_TASKS = "tasks", ("reasoning_gym", "math_verify", "gguf")
-PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", type(None): "none"}
+PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", type(None): "null"}
 
 
 def refuse(key: str, value: object, accepted: str) -> NoReturn:

@@ -37,6 +37,10 @@ REWARD_METRICS = ("seq_reward", FINAL_METRIC)  # the summed token-level score
 SHOWN = 256  # prompts, spread evenly, whose mean belief is logged for a value of a column of validate_by
 READING = "Goldilocks reads the texts of the prompts for their strata: {:,} of {:,}"
 PRIORS = ("flat", "strata", "oracle")
+NUMBERS = {  # of verl's: their type, and the least
+    "data.train_batch_size": (int, 1), "actor_rollout_ref.rollout.n": (int, 1), "data.gen_batch_size": (int | None, 1),
+    "data.max_response_length": (int | None, 1), "data.seed": (int | None, 0),
+}  # fmt: skip
 # Keys that are read only where another of their section has this value.
 READ_WITH: dict[str, tuple[str, object]] = {
     "adaptive_rollout.balance": ("stop", "balanced"),
@@ -71,10 +75,9 @@ class Settings:
         key = f"trainer.{filtering.REJECTION_SAMPLE}"
         require(value_at(config, key) is None, key, value_at(config, key), filtering.INSTEAD_OF_REJECTION_SAMPLE)
         seed = value_at(config, "data.seed")
-        for key in ("data.train_batch_size", "actor_rollout_ref.rollout.n"):
-            require_type(key, value_at(config, key), int)
-        for key in ("data.gen_batch_size", "data.max_response_length", "data.seed"):
-            require_type(key, value_at(config, key), int | None)
+        for key, (hint, least) in NUMBERS.items():
+            require_type(key, value := value_at(config, key), hint)
+            require(value is None or value >= least, key, value, f"{least} or more")
         settings = cls(
             train_batch_size=value_at(config, "data.train_batch_size"),
             gen_batch_size=value_at(config, "data.gen_batch_size"),
@@ -329,6 +332,7 @@ class Settings:
         if not groups.enable or self.judges_final_reward:
             return Everything()
         least = MIN_STD if groups.min_std is None else groups.min_std
+        require(least >= 0, "algorithm.filter_groups.min_std", least, "0 or more")
         return Variance(self.outcome, least, self.adaptive.positive_threshold)
 
     def _gen_batch_size(self) -> int | None:

@@ -330,6 +330,8 @@ def dataset(config: DictConfig, split: str) -> Any:
     data = config.data
     check_text(data, "trainer=trl and goldilocks pass-rates take text", [split])
     paths = [str(Path(file).expanduser()) for file in files_of(data[f"{split}_files"])]
+    for path in paths:
+        require(path.endswith(".parquet"), f"data.{split}_files", path, "parquet files")
     rows = concatenate_datasets([load_dataset("parquet", data_files=path, split="train") for path in paths])
     lacking = ", ".join(name for name in ("data_source", "reward_model") if name not in rows.column_names)
     require(not lacking, f"data.{split}_files", ", ".join(paths), f"files with the column {lacking}, to grade by")

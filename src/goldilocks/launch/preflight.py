@@ -24,7 +24,7 @@ from goldilocks.config.recipes import CONFIG, Choice
 from goldilocks.config.sections import read_section, reward_calls
 from goldilocks.core.limits import Budget
 from goldilocks.dotted_keys import value_at, values
-from goldilocks.errors import require
+from goldilocks.errors import require, require_type
 from goldilocks.runs.files import RunDir, cache_folder, make_folder, write_text
 from goldilocks.tasks.arithmetic import check_tool
 from goldilocks.tasks.download import MODELS, download
@@ -44,7 +44,7 @@ def check_paths(config: DictConfig, splits: Sequence[str] = SPLITS) -> None:
     require(known, "actor_rollout_ref.model.path", model, "a folder that exists, or a name on the hub (org/name)")
     for split in splits:
         key = f"{split}_files"
-        for file in files_of(config.data[key]):
+        for file in files_of(config.data[key]) or [""]:
             there = "://" in file or Path(file).expanduser().is_file()
             made = "a file that exists; goldilocks data make TASK --out DIR makes such files"
             require(there, f"data.{key}", file, made)
@@ -200,6 +200,7 @@ def provide(config: DictConfig) -> None:
     """Make or fetch what the config names and is not there yet; a model's name becomes its folder."""
     locate(config)
     section, model = config.get("task"), config.actor_rollout_ref.model
+    require_type("actor_rollout_ref.model.path", model.path, str)
     if section and any(section.folder in str(config.data[key]) for key in FILES):
         make_folder(Path(section.folder) / "data", partial(_make_data, section=section))
     ours = Path(os.environ.get("GSM8K") or Path.home() / "data" / "gsm8k").expanduser() / "val.parquet"

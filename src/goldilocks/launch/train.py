@@ -30,6 +30,7 @@ from rich.console import Console
 from goldilocks.config import recipes
 from goldilocks.config.settings import Settings
 from goldilocks.engine.cpu import platform_env
+from goldilocks.errors import require
 from goldilocks.launch import machine, on_trl, preflight
 from goldilocks.launch.live import Board, LiveLine
 from goldilocks.launch.supervisor import SignOfLife, Supervisor
@@ -67,6 +68,8 @@ every key is verl's own: python -m verl.trainer.main_ppo --cfg job lists them
 
 
 def run(args: argparse.Namespace) -> int:
+    for option, seconds in {"reward": args.reward_timeout, "stall": args.stall_timeout}.items():
+        require(seconds > 0, f"--{option}-timeout", seconds, "seconds above 0")
     console = Console(markup=False)
     choice = recipes.choose(args.words, machine.find_device(args.words))
     name = args.name or f"{choice.name}-{datetime.now():%Y%m%d-%H%M%S}"

@@ -41,7 +41,10 @@ def find(path: str, name: str) -> Function:
         found: Any = importlib.import_module(path.removeprefix("pkg://").replace("/", "."))
     else:
         found = SimpleNamespace(**runpy.run_path(path.removeprefix("file://"), run_name="reward_file"))
-    return attrgetter(name)(found)
+    try:
+        return attrgetter(name)(found)
+    except AttributeError:
+        raise AttributeError(f"there is no reward function {name!r} in {path}") from None
 
 
 def outcome(function: Function, arguments: dict[str, Any]) -> Outcome:

@@ -172,9 +172,11 @@ _READERS: dict[str, Callable[[Path], list[Record]]] = {
 def whole_groups(path: Path, n: int) -> dict[str, list[Row]]:
     """Return the groups of ``n`` rollouts that the file holds, by uid; groups that a crash cut short are left out."""
     groups: dict[str, list[Row]] = {}
-    for row in Lines(path) if path.exists() else ():
-        require("uid" in row and "score" in row, "--out", str(path), "a new file, or one of goldilocks pass-rates")
+    lines, ours = Lines(path), "a new file, or one of goldilocks pass-rates"
+    for row in lines if path.exists() else ():
+        require("uid" in row and "score" in row, "--out", str(path), ours)
         groups.setdefault(split_row_key(str(row["uid"]))[0], []).append(row)
+    require(lines.broken <= 1, "--out", str(path), ours)  # the last one, which a crash cut
     most = max(map(len, groups.values()), default=n)
     cut = most < n and len(groups) == 1  # groups are written one by one: the last may be cut, and no other
     require(most == n or cut, "--n", n, f"{most} rollouts a prompt, as {path} has them, or another --out")

@@ -42,6 +42,9 @@ OTHERS |= {"separate_async.hybrid_rollout.enable_switch": False, "separate_async
 OTHERS |= {"sampler.sync_refill_failed_groups": False}
 SKIPS = ("skip.rollout.enable", "skip.rollout_tq.enable")
 SPLITS = ("train", "val")
+COUNTS = {"trainer.total_training_steps": True}  # sizes that every run reads, and whether it may be without
+COUNTS |= dict.fromkeys(["data.max_prompt_length", "data.max_response_length"], False)
+COUNTS |= {"actor_rollout_ref.actor.ppo_mini_batch_size": False}
 FROM_FILES = ("-c", "--config", "hydra.searchpath", "recipe", "task")  # how words begin that have Hydra read files
 MANAGER = "goldilocks.verl.dispatch.worker.StreamingManager"
 
@@ -76,11 +79,12 @@ def check_names(config: DictConfig) -> None:
 
 
 def check_inputs(config: DictConfig, splits: Sequence[str] = SPLITS) -> None:
-    """Refuse a number of steps that is none, and data files that are empty or have no prompts."""
+    """Refuse sizes that are no numbers, and data files that are empty or have no prompts."""
     from pyarrow import ArrowException, parquet
 
-    steps = config.trainer.total_training_steps
-    require(steps is None or type(steps) is int, "trainer.total_training_steps", steps, "a whole number, or null")
+    for key, without in COUNTS.items():
+        count, accepted = value_at(config, key), "a whole number above 0" + (", or null" if without else "")
+        require((without and count is None) or (type(count) is int and count > 0), key, count, accepted)
     data = config.data
     for split in splits:
         key = f"data.{split}_files"

@@ -223,7 +223,11 @@ def test_the_config_group_has_every_key_with_its_default() -> None:
         (["goldilocks.filter=true"], "goldilocks.filter=True is not accepted: a word, or a list of words"),
         (["actor_rollout_ref.rollout.n='8'"], "actor_rollout_ref.rollout.n='8' is not accepted: a whole number"),
         (["data.train_batch_size=null"], "data.train_batch_size=None is not accepted: a whole number"),
-        (["data.seed=x"], "data.seed='x' is not accepted: a whole number or none"),
+        (["data.seed=x"], "data.seed='x' is not accepted: a whole number or null"),
+        (["data.seed=-1"], "data.seed=-1 is not accepted: 0 or more"),
+        (["data.gen_batch_size=0"], "data.gen_batch_size=0 is not accepted: 1 or more"),
+        (["actor_rollout_ref.rollout.n=0"], "actor_rollout_ref.rollout.n=0 is not accepted: 1 or more"),
+        (["algorithm.filter_groups={enable: true, min_std: -1}"], "algorithm.filter_groups.min_std=-1 is not accepted"),
         (["goldilocks.prior=stratum"], r"goldilocks.prior='stratum' is not accepted: one of .*did you mean 'strata'"),
         (["goldilocks.prior=oracle", "goldilocks.study=true", "goldilocks.strata.columns=[level]"], "one column"),
         (

@@ -177,6 +177,8 @@ def test_a_task_with_turns_is_refused(tmp_path, capsys):
 
 def test_data_with_images_and_a_file_that_is_not_json_lines_are_refused(words, tmp_path, refused):
     assert "--out=" in refused(["pass-rates", *words, "--out", str(tmp_path / "rates.csv")])
+    (notes := tmp_path / "notes.jsonl").write_text("notes of\nmine\n")
+    assert "a new file, or one of goldilocks pass-rates" in refused(["pass-rates", *words, "--out", str(notes)])
     file = tmp_path / "train.parquet"
     pq.write_table(pa.table({"prompt": ["What is it?"], "images": [[b"a picture"]]}), file)
     said = refused(["pass-rates", *words, f"data.train_files={file}", "--out", str(tmp_path / "out.jsonl")])

@@ -64,8 +64,8 @@ class Setup:
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
-        require(self.rollouts >= 1, "rollouts", self.rollouts, "1 or more")
-        require(self.seed >= 0, "seed", self.seed, "0 or more")
+        for key, least in {"rollouts": 1, "target_groups": 1, "seed": 0}.items():
+            require(getattr(self, key) >= least, key, getattr(self, key), f"{least} or more")
 
 
 def recipe_config(recipe: str) -> Config:

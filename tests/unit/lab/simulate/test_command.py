@@ -129,6 +129,7 @@ class Needy(Fixed):
         (["--improvement", "nan"], "improvement=nan is not accepted"),
         (["--lift", "level"], "--lift='level' is not accepted: COLUMN=X, such as level=0.05"),
         (["--lift", "level=0.1"], "--lift='level' is not accepted: a column of the data"),
+        (["--target-groups", "0"], "goldilocks: target_groups=0 is not accepted: 1 or more"),
         (["--gen-batch-size", "0"], "gen_batch_size=0 is not accepted"),
         (
             ["--target-groups", "2001", "--no-repeat"],
