@@ -16,6 +16,7 @@ from goldilocks.config.recipes import choose, compose_config
 from goldilocks.lab.pass_rates import Model, summary
 from goldilocks.lab.simulate.pass_rates import read_pass_rates
 from goldilocks.runs.files import held
+from goldilocks.runs.records import whole_groups
 from goldilocks.tasks import ladder
 from goldilocks.tasks.registry import write_split
 from goldilocks.tasks.tiny_model import build, character_tokenizer
@@ -178,7 +179,8 @@ def test_a_task_with_turns_is_refused(tmp_path, capsys):
 def test_data_with_images_and_a_file_that_is_not_json_lines_are_refused(words, tmp_path, refused):
     assert "--out=" in refused(["pass-rates", *words, "--out", str(tmp_path / "rates.csv")])
     (notes := tmp_path / "notes.jsonl").write_text("notes of\nmine\n")
-    assert "a new file, or one of goldilocks pass-rates" in refused(["pass-rates", *words, "--out", str(notes)])
+    with pytest.raises(ValueError, match="a new file, or one of goldilocks pass-rates"):
+        whole_groups(notes, 8)
     file = tmp_path / "train.parquet"
     pq.write_table(pa.table({"prompt": ["What is it?"], "images": [[b"a picture"]]}), file)
     said = refused(["pass-rates", *words, f"data.train_files={file}", "--out", str(tmp_path / "out.jsonl")])
