@@ -166,6 +166,7 @@ class Settings:
         for key in filtering.OF_LIBRARY_CALLS:
             require(key not in given, f"batch_filter.{key}", given.get(key), filtering.INSTEAD_OF_LIBRARY_CALLS)
         enabled = given.pop("enable", bool(given))
+        require_type("batch_filter.enable", enabled, bool)
         filtering.PPOFilterConfig.refuse_unknown_keys(given)
         return filtering.PPOFilterConfig.from_mapping({"target_group_size": self.n, **given}) if enabled else None
 
@@ -378,13 +379,18 @@ class Settings:
             changed = {key: value for key, value in vars(self.adaptive).items() if value != vars(usual)[key]}
             needed = "adaptive_rollout.enable=True"
             found += [(f"adaptive_rollout.{key}", value, needed) for key, value in changed.items()]
+        if self.batch_filter_config is None:
+            given = {key: value for key, value in (self.batch_filter or {}).items() if key != "enable"}
+            changed = {key: one for key, one in given.items() if one != getattr(filtering.PPOFilterConfig, key, None)}
+            needed = "batch_filter.enable=True"
+            found += [(f"batch_filter.{key}", value, needed) for key, value in changed.items() if value is not None]
         sections: dict[str, Any] = {"batch_filter": self.batch_filter_config}
         sections["adaptive_rollout"] = self.adaptive if self.adaptive.enable else None
         for name, (other, value) in READ_WITH.items():
             section, _, key = name.partition(".")
-            given = sections[section]
-            if given and getattr(given, key) != getattr(type(given), key) and getattr(given, other) != value:
-                found.append((name, getattr(given, key), f"{section}.{other}={value}"))
+            read = sections[section]
+            if read and getattr(read, key) != getattr(type(read), key) and getattr(read, other) != value:
+                found.append((name, getattr(read, key), f"{section}.{other}={value}"))
         return [f"{key}={value!r} has no effect: it is read with {needed}" for key, value, needed in found]
 
     def collector(

@@ -107,11 +107,13 @@ def check_read(config: DictConfig) -> None:
     """
     defaults, listed = verl_values(), READ | NO_PART
     families = tuple(name for name in listed if name.endswith((".", "_")))
-    logs = list(config.trainer.logger)
+    logs = files_of(config.trainer.logger)
     require(set(logs) <= {"console", "file"}, "trainer.logger", logs, f"console and file {WITH}")
     for key, value in leaves(config).items():
         default = defaults.get(key)
         accepted = repr(default) if key in defaults else "TRL does not know this key, so not"
+        number = type(default) not in (int, float) or type(value) in (int, float) or "${" in str(value)
+        require(number, key, value, f"a number {WITH}")
         same = value == default or (key == NOISE and value == config.data.seed)
         known = key in ACCEPTED or key in listed or key.startswith(families)
         require(same or known, key, value, f"{accepted} {WITH}")

@@ -83,6 +83,12 @@ def test_every_task_composes_on_a_gpu(task):
         (["data.train_files=[]"], "data.train_files='' is not accepted: a file that exists"),
         (["--stall-timeout", "0"], "--stall-timeout=0.0 is not accepted: seconds above 0"),
         (["--reward-timeout", "nan"], "--reward-timeout=nan is not accepted: seconds above 0"),
+        (
+            ["trainer=trl", "trainer.save_freq=abc"],
+            "trainer.save_freq='abc' is not accepted: a number with trainer=trl",
+        ),
+        (["trainer=trl", "trainer.logger=wandb"], "trainer.logger=['wandb'] is not accepted: console and file"),
+        (["batch_filter.enable=maybe"], "batch_filter.enable='maybe' is not accepted: true or false"),
         (["data.prompt_key=question"], "data.prompt_key='question' is not accepted: a column of "),
         (["task=gsm8k", "data.train_files=/no/such/file.parquet"], "data.train_files='/no/such/file.parquet'"),
     ],
@@ -123,6 +129,10 @@ def test_a_word_of_verls_own_command_line_is_taken_as_it_is(word):
         ),
         (["trainer.use_v1=false", "+batch_filter.gate_always=True"], "no effect with trainer.use_v1=False"),
         (["goldilocks.prior=strata"], "goldilocks.prior='strata' has no effect: it is read with a selector"),
+        (
+            ["batch_filter.gate1_mode=abs"],
+            "batch_filter.gate1_mode='abs' has no effect: it is read with batch_filter.en",
+        ),
         (["adaptive_rollout.max_n=64", "trainer=trl"], "adaptive_rollout.max_n=64 has no effect: it is read with "),
     ],
 )
