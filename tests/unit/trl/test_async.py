@@ -271,7 +271,13 @@ def test_what_cannot_be_done_is_refused_before_a_model_is_loaded(
         check(Sections(**sections), given)
 
 
-PLAIN = {"log_completions": False, "max_inflight_tasks": 8, "num_generations": 4, "queue_maxsize": 1024, "weight_sync_steps": 1}
+PLAIN = {
+    "log_completions": False,
+    "max_inflight_tasks": 8,
+    "num_generations": 4,
+    "queue_maxsize": 1024,
+    "weight_sync_steps": 1,
+}
 
 
 @pytest.mark.parametrize(
