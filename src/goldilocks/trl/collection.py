@@ -139,18 +139,14 @@ class Collection:
         inputs = self._prompts.rows(self._processes.share(indices))
         size = self._sizes.n if self._whole(requests) else 1
         output, own = self._generate(inputs, size, self._processes.share(decided.seeds))
-        rows = self._gathered(own)[: len(indices)]
+        rows = self.gathered(own)[: len(indices)]
         for (request, number, _), row in zip(places(requests), rows, strict=True):
             self.rows.put((request.uid, number), row)
         self._rounds.append((decided, output))
         self._together = False
         return rows
 
-    def take_costs(self) -> None:
-        """Have the first process take over what reward functions have cost since the last round, on every process."""
-        self._gathered([])
-
-    def _gathered(self, rows: list[CompletionRow]) -> list[CompletionRow]:
+    def gathered(self, rows: list[CompletionRow]) -> list[CompletionRow]:
         """Return the rows of all processes; the first one takes over what the others' reward functions have cost."""
         parts = self._processes.gathered([(rows, spent.read())])
         if self._processes.first:

@@ -158,7 +158,7 @@ class Saved:
             if isinstance(value, Tensor) or name in COUNTS
         }
         save_file(flat, folder / self._batch_file)
-        self._collection.take_costs()  # of a validation
+        self._collection.gathered([])  # what rewards of a validation have cost
         if self._collection.driver is not None:
             self._collection.driver.save(folder, step=step, processes=self._processes.count)
 
@@ -264,10 +264,11 @@ class RunRecord(TrainerCallback):
         return [collected for collected, _ in begun]
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Keep what an earlier start of the run wrote, and write the configuration unless it is there."""
+        """Set aside what an earlier run wrote, and write the configuration unless the command line has."""
         if not state.global_step:
             set_aside(self._run.metrics)
-        if not self._run.config.exists():
+            set_aside(self._run.path / "rollouts")
+        if not self._run.started_as.exists():
             config = {**self._config, "trl": json.loads(args.to_json_string())}
             write_text(self._run.config, yaml.safe_dump(config, sort_keys=False))
 

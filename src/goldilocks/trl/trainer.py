@@ -99,7 +99,9 @@ class CollectedTrainer(on_disk.WholeCheckpoints):
         self._tool_tokens: list[int] | None = None  # how many tools wrote into each answer that was generated last
         self._weights_guard: on_disk.WeightsGuardCallback | None = None
         self._in_loss: dict[str, Any] | None = None  # what the loss being computed is of, until its log-probs are known
+        self._begun: tuple[int, Any] = 0, None  # micro-batches before this update, and the batch that had parts left
         self._validate_by: Sequence[str] = []
+        self._validated = "eval"  # the name of the data set
         super().__init__(*args, **kwargs)
         self._engine = None if engine_slots is None else self._rollouts(engine_slots)
         alone = self.accelerator.num_processes == 1
@@ -181,6 +183,7 @@ class CollectedTrainer(on_disk.WholeCheckpoints):
         except Exhausted as error:
             if self.collection.driver is not None:
                 self.collection.driver.put_back()
+            self._step, self._buffered_inputs = self._begun
             raise self._save_unfinished(error) from error
         self._log_batch(logged)
         return self._on_device(output)
@@ -216,10 +219,16 @@ class CollectedTrainer(on_disk.WholeCheckpoints):
         """TRL's; the rows of a new batch that have a signal come first in each update."""
         before = self._buffered_inputs
         inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
-        if not self._only_signal or self._buffered_inputs is before:
-            return inputs
-        self._buffered_inputs = trl_rows.signal_first(self._buffered_inputs, self.args.gradient_accumulation_steps)
-        return self._buffered_inputs[self._step % self.args.steps_per_generation]  # type: ignore[no-any-return]
+        if self._only_signal and self._buffered_inputs is not before:
+            self._buffered_inputs = trl_rows.signal_first(self._buffered_inputs, self.args.gradient_accumulation_steps)
+            inputs = self._buffered_inputs[self._step % self.args.steps_per_generation]
+        if self.model.training and self.accelerator.sync_gradients:  # the next micro-batch is of another update
+            self._begun = self._step + 1, self._left(self._step + 1)
+        return inputs
+
+    def _left(self, step: int) -> Any:
+        """Return the batch of which micro-batches are left after so many of them."""
+        return self._buffered_inputs if step % (self.args.steps_per_generation * self.num_iterations) else None
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         try:
@@ -246,7 +255,7 @@ class CollectedTrainer(on_disk.WholeCheckpoints):
             accuracy = rewards[:, self.reward_func_names.index(ACCURACY)]
             right = torch.where(accuracy.isnan(), right, accuracy)
         # verl's name for the mean over a validation that has so many answers of each prompt.
-        whole = f"val-core/eval/{ACCURACY if judged else 'reward'}/mean@{self.num_generations_eval}"
+        whole = f"val-core/{self._validated}/{ACCURACY if judged else 'reward'}/mean@{self.num_generations_eval}"
         columns = self._validate_by
         rows = [[whole, *(metric_name(column, value_of(row, column)) for column in columns)] for row in inputs]
         failed = rewards.isnan().all(dim=1)  # no function has graded the answer, which may be right
@@ -262,6 +271,11 @@ class CollectedTrainer(on_disk.WholeCheckpoints):
             check_values(column, len(values))
         if self.collection is not None and self.collection.driver is not None:
             self.collection.driver.collector.beliefs.tell(shown)  # so far; only an oracle listens
+
+    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
+        """The Trainer's; of several data sets each has a name behind ``eval_``."""
+        with having(self, _validated=metric_key_prefix.removeprefix("eval_")):
+            return super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
 
     def _answers_asked_for(self, answers: int) -> int:
         """Return how many answers of a validation's batch the data ask for.
@@ -429,9 +443,8 @@ class CollectedTrainer(on_disk.WholeCheckpoints):
 
     def _save_collected(self, folder: Path) -> None:
         if self.collection is not None:
-            between = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
-            self._saved.write(folder, self._step, self._buffered_inputs if between else None)
+            self._saved.write(folder, self._step, self._left(self._step))
 
     def _load_collected(self, folder: Path) -> None:
         if self.collection is not None:
-            self._step, self._buffered_inputs = self._saved.read(folder, self.accelerator.device)
+            self._step, self._buffered_inputs = self._begun = self._saved.read(folder, self.accelerator.device)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import trl_world as world
+import yaml
 from builders import plain_collector
 from run_files import groups_in, logged
 
@@ -119,6 +120,32 @@ def test_what_was_generated_for_an_update_that_is_not_made_is_trained_by_the_nex
     assert len(rows) == 32
     (of_trl,) = (one for one in trained.state.log_history if "train/groups_judged" in one)
     assert of_trl["train/groups_judged"] == line["train/groups_judged"]
+
+
+def test_the_rest_of_a_batch_that_an_update_began_with_is_trained_where_that_update_was_not_made(
+    tmp_path: Path,
+) -> None:
+    """Updates of three micro-batches, batches of two: the second update begins with the rest of a batch."""
+    thirds = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 3, "steps_per_generation": 2}
+
+    def reward(completions: list[Any], trainer_state: Any, **_: Any) -> list[float]:
+        return [float(place % 2 and trainer_state.global_step == 0) for place in range(len(completions))]
+
+    limited = {"filter_groups": {"enable": True, "max_num_gen_batches": 1}}
+    with pytest.raises(Exhausted, match=r"saved in .*checkpoint-1"):
+        world.run(tmp_path, limited, reward_funcs=reward, **thirds)
+    again = world.run(tmp_path, {"filter_groups": {}}, resume=True, max_steps=2, **thirds)
+    assert again.collection.driver.collector.accounts.rollouts["trained"] == 2 * 3 * 8
+
+
+def test_a_run_in_the_folder_of_an_earlier_one_has_its_own_configuration_and_rollouts(tmp_path: Path) -> None:
+    world.run(tmp_path, {"goldilocks": {}}, max_steps=2)
+    world.run(tmp_path, {"filter_groups": {"enable": True}}, max_steps=1, num_generations=8)
+    config = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert config["actor_rollout_ref"]["rollout"]["n"] == config["trl"]["num_generations"] == 8
+    assert config["algorithm"]["filter_groups"] == {"enable": True}
+    assert [file.name for file in (tmp_path / "rollouts").iterdir()] == ["1.jsonl"]
+    assert len(list((tmp_path / "rollouts.1").iterdir())) == 2
 
 
 def test_what_rewards_cost_in_an_earlier_run_is_not_in_this_ones_account(tmp_path: Path) -> None:

@@ -61,6 +61,19 @@ def test_accuracy_is_how_often_answers_are_right_where_the_reward_trained_on_is_
     assert json.loads(line)["data"] == {"val-core/eval/acc/mean@4": pytest.approx(sum(seen) / len(seen))}
 
 
+def test_of_several_data_sets_each_has_an_accuracy_of_its_own(tmp_path: Path) -> None:
+    graded = itertools.count()
+
+    def acc(completions: list[Any], **_: Any) -> list[float]:
+        return [float(next(graded)) for _ in completions]
+
+    both = {"easy": world.dataset(2), "hard": world.dataset(3)}
+    sections = {"goldilocks": {}}
+    world.trainer(tmp_path, sections=sections, eval_dataset=both, reward_funcs=acc, num_generations_eval=1).evaluate()
+    found = [next(iter(line.items())) for line in logged(tmp_path)]
+    assert found == [("val-core/easy/acc/mean@1", 0.5), ("val-core/hard/acc/mean@1", 3.0)]
+
+
 def test_where_the_last_batch_is_dropped_every_answer_of_the_others_counts(tmp_path: Path) -> None:
     """Of five prompts, two whole batches of two are answered."""
     graded = itertools.count()
