@@ -67,7 +67,7 @@ def test_without_a_whole_checkpoint_there_is_nothing_to_resume(tmp_path: Path) -
 def test_a_run_that_was_over_makes_no_update_when_it_is_started_again(end: str, tmp_path: Path) -> None:
     budget = {"goldilocks": {"budget": {"rollouts": 1}}} if end == "budget" else {}
     steps = 1 if end == "updates" else 9
-    chosen = {"sections": {**FILTERED, **budget}, "max_steps": steps, **SAVED, "save_steps": 1}
+    chosen = {"sections": {**FILTERED, **budget}, "max_steps": steps, **SAVED, "save_steps": 5}
     first = world.run(tmp_path, **chosen)
     again = world.trainer(tmp_path, **chosen)
     assert again.train(resume_from_checkpoint=True).global_step == first.state.global_step == 1

@@ -333,6 +333,8 @@ class BudgetCallback(TrainerCallback):
         if self._budget.costs:
             spent, due = self._processes.decided(self._spent)
             control.should_training_stop = control.should_training_stop or spent
+            if spent and args.save_strategy == "steps":  # the Trainer has saved the update of ``max_steps`` alone
+                control.should_save = True
             # Spread over the cost they are in the place of ``eval_steps``, which the Trainer has judged by now.
             control.should_evaluate = due if self._budget.validations else control.should_evaluate
         return control
