@@ -125,6 +125,9 @@ class CollectedTrainer(on_disk.WholeCheckpoints):
         settings = sections.settings(self.args)
         self._check_older_rows(settings)
         self._validate_by = settings.policies.validate_by
+        several = isinstance(self.eval_dataset, dict) and len(self.eval_dataset) > 1
+        accepted = "none with an eval_dataset of several sets: their accuracies would have one name"
+        require(not (self._validate_by and several), "goldilocks.validate_by", self._validate_by, accepted)
         processes = Processes(self.accelerator)
         dataset = self._remove_unused_columns(self.train_dataset, "training")
         environments = getattr(self, "environment_factories", None) is not None  # RLOO has none

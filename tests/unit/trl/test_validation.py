@@ -72,6 +72,8 @@ def test_of_several_data_sets_each_has_an_accuracy_of_its_own(tmp_path: Path) ->
     world.trainer(tmp_path, sections=sections, eval_dataset=both, reward_funcs=acc, num_generations_eval=1).evaluate()
     found = [next(iter(line.items())) for line in logged(tmp_path)]
     assert found == [("val-core/easy/acc/mean@1", 0.5), ("val-core/hard/acc/mean@1", 3.0)]
+    with pytest.raises(ValueError, match=r"goldilocks\.validate_by=\['right'\] is not accepted: none with .*several"):
+        world.trainer(tmp_path / "by", sections={"goldilocks": {"validate_by": ["right"]}}, eval_dataset=both)
 
 
 def test_where_the_last_batch_is_dropped_every_answer_of_the_others_counts(tmp_path: Path) -> None:
