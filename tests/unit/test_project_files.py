@@ -92,9 +92,7 @@ def citation() -> dict[str, Any]:
     return yaml.safe_load((ROOT / "CITATION.cff").read_text())
 
 
-def test_the_notes_of_a_release_are_its_part_of_the_changelog(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_releases_notes_are_its_part_of_the_changelog(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     version, released = PROJECT["project"]["version"], citation()["version"]
     for file in ("CHANGELOG.md", *release_notes.VERSIONS):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)

@@ -87,9 +87,7 @@ def test_the_reward_after_the_kl_penalty_is_judged_once_it_is_known() -> None:
         (["batch_filter.enable=true", "adaptive_rollout.enable=true"], "rloo_pool"),
     ],
 )
-def test_where_part_of_a_group_is_trained_the_baseline_comes_from_all_of_it(
-    overrides: list[str], estimator: str
-) -> None:
+def test_where_part_of_a_group_is_trained_the_baseline_is_from_all_of_it(overrides: list[str], estimator: str) -> None:
     assert estimator_for(settings("algorithm.adv_estimator=rloo", *overrides)) == estimator
 
 
@@ -100,9 +98,7 @@ def test_where_part_of_a_group_is_trained_the_baseline_comes_from_all_of_it(
         (["algorithm.adv_estimator=gdpo"], r"adv_estimator='gdpo' is not accepted: grpo, "),
     ],
 )
-def test_a_baseline_that_cannot_be_had_is_refused_before_the_v1_trainer_starts(
-    overrides: list[str], message: str
-) -> None:
+def test_a_baseline_that_cannot_be_had_is_refused_before_v1s_trainer_starts(overrides: list[str], message: str) -> None:
     part = settings("adaptive_rollout.enable=true", "adaptive_rollout.max_train_n=2", *overrides)
     with pytest.raises(ValueError, match=message):
         estimator_for(part)
@@ -250,8 +246,7 @@ def test_a_section_that_is_left_empty_has_its_defaults() -> None:
 
 
 def test_the_prior_is_named_and_strata_are_columns_or_the_shape_of_the_text() -> None:
-    texts = [f"add {10**level}" for level in (1, 5) for _ in range(8)]
-    source = ListSource(texts, columns={"level": [1, 5] * 8})
+    source = ListSource([f"add {10**level}" for level in (1, 5) for _ in range(8)], columns={"level": [1, 5] * 8})
     flat, text = settings().beliefs(source), settings("goldilocks.prior=strata").beliefs(source)
     level = settings("goldilocks.prior=strata", "goldilocks.strata.columns=[level]").beliefs(source)
     assert len(flat.rates) == 0

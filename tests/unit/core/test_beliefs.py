@@ -143,9 +143,7 @@ def test_a_group_that_was_given_up_is_learnt_from_and_is_no_visit() -> None:
 
 
 @pytest.mark.parametrize(("ends", "chunk"), [(rewards, 8), (until_success, 2)])
-def test_a_prompt_never_tried_is_believed_to_be_like_those_of_its_stratum_whatever_ended_their_groups(
-    ends, chunk
-) -> None:
+def test_a_prompt_never_tried_is_believed_like_those_of_its_stratum_whatever_ended_their_groups(ends, chunk) -> None:
     many = np.arange(2_000)
     rng, beliefs = np.random.default_rng(0), Beliefs(many.astype(np.uint64), divisions=by(many % 5))
     for row in range(1_995):

@@ -59,8 +59,7 @@ properties = settings(max_examples=settings.default.max_examples * 3 // 5)  # ev
 @functools.cache
 def divisions(policy: str, prompts: int) -> list[Division]:
     """Made once: it takes longer than a run."""
-    data = source(prompts)
-    return SETTINGS[policy].strata().of(data) if SETTINGS[policy].policies.prior == "strata" else []
+    return SETTINGS[policy].strata().of(source(prompts)) if SETTINGS[policy].policies.prior == "strata" else []
 
 
 def make(case: dict[str, Any], allocator: Allocator | None = None) -> Collector:
@@ -179,9 +178,7 @@ def test_the_visits_to_a_prompt_are_numbered_in_the_order_they_are_issued(case: 
 
 @properties
 @given(cases, st.integers(0, 2**31))
-def test_the_order_of_arrival_changes_neither_a_group_nor_what_is_asked_for_it(
-    case: dict[str, Any], order: int
-) -> None:
+def test_the_order_of_arrival_changes_neither_a_group_nor_what_is_asked_for(case: dict[str, Any], order: int) -> None:
     """Each prompt is visited once, in waves: everything in flight arrives, in an order of its own, before the next."""
 
     def groups(shuffle: int) -> tuple[list[Any], Any]:
@@ -281,8 +278,7 @@ def test_rows_that_are_rejected_are_never_trained_and_no_group_is_left_without_o
     engine, log = FaultyEngine(case["seed"]), Log()
     gone: set[tuple[str, int]] = set()
     for _ in range(3):
-        seen = train(collector, engine, log)
-        indices = {group.uid: [rollout.index for rollout in group.trained] for group in seen}
+        indices = {group.uid: [rollout.index for rollout in group.trained] for group in train(collector, engine, log)}
         refused = {uid: data.draw(st.sets(st.sampled_from(some))) for uid, some in indices.items()}
         gone.update((uid, index) for uid, some in refused.items() for index in some)
         collector.reject(refused, "gate")

@@ -97,8 +97,7 @@ def test_every_group_is_judged_once_and_nothing_that_was_refused_is_trained(case
     gate = subject.gate
     assert isinstance(gate, DrawnGate)
     for batch in batches(subject):
-        trained = {(uid, index) for uid, _, _, indices, _ in batch for index in indices}
-        assert not trained & gate.refused
+        assert not {(uid, index) for uid, _, _, indices, _ in batch for index in indices} & gate.refused
         assert all(indices for _, _, _, indices, _ in batch), "no group is left without a row to train"
         assert {group[0] for group in batch} <= set(gate.prepared)
     assert max(Counter(gate.judged).values(), default=0) <= 1
@@ -160,9 +159,7 @@ def _kill(subject: Driver, dies_after: int) -> None:
     ),
     st.integers(0, 2**31),
 )
-def test_chunks_make_the_same_groups_where_rollouts_end_one_by_one_and_in_rounds(
-    allocator: Adaptive, seed: int
-) -> None:
+def test_chunks_make_the_same_groups_where_rollouts_end_singly_and_in_rounds(allocator: Adaptive, seed: int) -> None:
     """V1 and the simulator have rollouts that end one by one, V0 and TRL rounds that end whole."""
     found: list[dict[str, list[Any]]] = []
     for backend in BACKENDS.values():

@@ -137,9 +137,7 @@ def test_a_script_without_words_is_the_run_it_names(script: str, wanted: dict[st
     assert differing(trained(script, somewhere, "device=cuda"), wanted) == {}
 
 
-def test_what_the_user_says_has_the_last_word_whatever_the_model(
-    somewhere: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_user_has_the_last_word_whatever_the_model(somewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = "recipe/dapo/dapo_3b_math.sh"
     monkeypatch.setenv("MODEL", "tiny")
     tiny = trained(script, somewhere, "actor_rollout_ref.actor.ppo_mini_batch_size=4")

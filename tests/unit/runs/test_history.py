@@ -20,11 +20,9 @@ def test_a_name_says_its_column_and_value(value):
     assert column_and_value(metric_name("skill", value)) == ("skill", str(value))
 
 
-@pytest.mark.parametrize(
-    "metric", ["val-core/eval/reward/mean@1", "val-aux/x/acc/mean@4", "train/keep_rate", "val/acc"]
-)
-def test_other_metrics_are_no_accuracy_by_column(metric):
-    assert column_and_value(metric) is None
+@pytest.mark.parametrize("name", ["val-core/eval/reward/mean@1", "val-aux/x/acc/mean@4", "train/keep_rate", "val/acc"])
+def test_other_metrics_are_no_accuracy_by_column(name):
+    assert column_and_value(name) is None
 
 
 def test_a_column_is_looked_for_in_the_row_and_in_its_extra_info():

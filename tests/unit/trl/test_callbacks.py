@@ -131,18 +131,14 @@ def test_a_batch_that_is_only_partly_trained_goes_on(tmp_path: Path) -> None:
     assert torch.equal(batch[0]["advantages"], torch.ones(2))
 
 
-def test_with_another_number_of_processes_a_new_batch_is_generated(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_with_another_number_of_processes_a_new_batch_is_made(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A process has its own part of the batch only: half of it would be trained as if it were all."""
     saved(2).write(tmp_path, 3, [{"advantages": torch.ones(2)}])
     assert saved(1).read(tmp_path, CPU) == (0, None)
     assert "written by 2 processes, and this run has 1" in caplog.text
 
 
-def test_between_two_batches_the_number_of_processes_does_not_matter(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_between_batches_the_number_of_processes_may_change(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     saved(2).write(tmp_path, 4, None)
     assert saved(1).read(tmp_path, CPU) == (4, None)
     assert not caplog.text

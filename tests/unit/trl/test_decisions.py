@@ -24,9 +24,7 @@ def test_no_two_rollouts_of_a_round_that_spans_two_epochs_draw_the_same_noise() 
     assert len(decided.seeds) == len(set(decided.seeds)) == 16
 
 
-def test_a_policy_of_the_users_own_is_rehearsed_before_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_policy_of_ones_own_is_rehearsed_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = "from goldilocks.core.selectors import Uniform\nclass Broken(Uniform):\n    choose = None\n"
     (tmp_path / "trl_policy.py").write_text(policy)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -177,8 +175,7 @@ def test_a_reward_function_that_applies_to_no_row_has_no_mean(tmp_path: Path) ->
     def never(completions: list[Any], **_: Any) -> list[None]:
         return [None] * len(completions)
 
-    sections = {"filter_groups": {"enable": True}}
-    trained = world.run(tmp_path, sections, reward_funcs=[world.reward, never], max_steps=1)
+    trained = world.run(tmp_path, {"filter_groups": {"enable": True}}, reward_funcs=[world.reward, never], max_steps=1)
     (of_trl,) = (one for one in trained.state.log_history if "loss" in one)
     assert of_trl["rewards/never/mean"] is None
     (ours,) = (one for one in logged(tmp_path) if "train/groups_judged" in one)

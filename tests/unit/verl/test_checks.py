@@ -66,9 +66,7 @@ def test_verls_bounds_on_age_are_refused_and_ours_is_named(mode: str, name: str,
 @pytest.mark.parametrize(
     ("name", "value", "accepted"), [("hybrid_rollout.enable_switch", True, "False"), ("num_warmup_batches", 2, "1")]
 )
-def test_the_asynchronous_trainer_lends_no_devices_and_begins_one_batch_ahead(
-    name: str, value: Any, accepted: str
-) -> None:
+def test_the_async_trainer_lends_no_devices_and_begins_one_batch_ahead(name: str, value: Any, accepted: str) -> None:
     """verl's loop would do either otherwise, where ours issues prompts in its own way."""
     rollout, key = "actor_rollout_ref.rollout", f"trainer.v1.separate_async.{name}"
     keys = {f"{rollout}.nnodes": 1, f"{rollout}.checkpoint_engine.backend": "ray"}

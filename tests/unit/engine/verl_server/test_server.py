@@ -31,8 +31,7 @@ PROMPT = [5, 6, 7]
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
-    vocabulary = {f"t{index}": index for index in range(VOCABULARY)}
-    words = Tokenizer(tokenizer_models.WordLevel(vocabulary, unk_token="t0"))
+    words = Tokenizer(tokenizer_models.WordLevel({f"t{index}": index for index in range(VOCABULARY)}, unk_token="t0"))
     PreTrainedTokenizerFast(tokenizer_object=words, pad_token="t0", eos_token=f"t{EOS}").save_pretrained(path)
     fresh("llama").save_pretrained(path)
     return path
@@ -168,8 +167,7 @@ async def test_a_server_that_leaves_sends_requests_and_messages_of_many_back(ser
     rejected = [await server.generate(PROMPT, {}, "r"), *together.values()]
     await server.resume_generation()
     assert [(one.stop_reason, one.token_ids) for one in rejected] == [("aborted", [])] * 3
-    accepted = await server.generate(PROMPT, {"max_tokens": 1}, "r")
-    assert accepted.stop_reason == "completed"
+    assert (await server.generate(PROMPT, {"max_tokens": 1}, "r")).stop_reason == "completed"
 
 
 @pytest.mark.usefixtures("portioned")
@@ -202,9 +200,7 @@ async def test_one_request_is_aborted_and_the_others_go_on(server: Any) -> None:
     assert await server.abort_request("unheard of") == {"aborted": False, "request_id": "unheard of"}
 
 
-def test_many_requests_are_aborted_with_one_look_at_what_is_in_flight(
-    server: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_requests_are_aborted_with_one_look_at_all_in_flight(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[list[str]] = []
     in_flight = server._loop.in_flight
 
@@ -287,9 +283,7 @@ def _client(server: Any) -> Any:
     return client_of(balancer_of(a=Actor(server)), max_num_seqs=4, response_length=56)
 
 
-def test_paused_and_resumed_an_answer_is_what_it_would_have_been(
-    model_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paused_and_resumed_an_answer_is_as_without_a_pause(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real client over the real engine, with the same weights; some answers are as long as they may be."""
 
     async def answers(pauses: bool) -> tuple[list[Any], int]:

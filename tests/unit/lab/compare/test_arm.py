@@ -83,12 +83,10 @@ def test_one_group_is_the_least_there_can_be_and_no_edge(key):
     assert edges({key: ("1", "2", "4")}, "dapo", {key: "4"}) == [Edge("dapo", key, "4", "highest")]
 
 
-@pytest.mark.parametrize(
-    ("groups", "answers", "slots_there"), [("16", 1, 256), ("2", 1, 64), ("2", 2, 128), ("2", 8, 256)]
-)
-def test_trl_decodes_a_generation_batch_at_a_time_and_no_validation_in_a_few_slots(groups, answers, slots_there):
+@pytest.mark.parametrize(("groups", "answers", "found"), [("16", 1, 256), ("2", 1, 64), ("2", 2, 128), ("2", 8, 256)])
+def test_trl_decodes_a_generation_batch_at_a_time_and_no_validation_in_a_few_slots(groups, answers, found):
     """A generation batch of DAPO is four prompts for each group, n is 8, and ``max_num_seqs`` is 256."""
     arm = Arm("name", "dapo", 1, {GROUPS: groups}, EqualCost("rollouts", 1000))
     own = ["trainer=trl", "actor_rollout_ref.rollout.name=transformers"]
     config = compose_config(choose(arm.command([*own, f"actor_rollout_ref.rollout.val_kwargs.n={answers}"]), "cpu"))
-    assert slots(config) == slots_there
+    assert slots(config) == found

@@ -89,8 +89,7 @@ def test_with_several_tuning_seeds_the_best_mean_is_chosen_and_one_lucky_try_is_
 
 def test_of_equally_good_settings_the_first_is_chosen(tmp_path):
     settings = study(grid={"other": ("1", "2")})
-    results = run(tmp_path, settings, Runner())
-    assert settings.choose(results.tuned) == {"grpo": {"other": "1"}, "dapo": {"other": "1"}}
+    assert settings.choose(run(tmp_path, settings, Runner()).tuned) == {"grpo": {"other": "1"}, "dapo": {"other": "1"}}
 
 
 @settings(max_examples=8)
@@ -258,13 +257,11 @@ def test_two_at_work_in_one_folder_is_an_error(tmp_path):
         pass
 
 
-@pytest.mark.parametrize(
-    "other", [study("grpo"), study(cost=EqualCost("tokens", 9)), study(overrides=("data.seed=1",))]
-)
-def test_another_study_in_the_same_folder_is_an_error(tmp_path, other):
+@pytest.mark.parametrize("now", [study("grpo"), study(cost=EqualCost("tokens", 9)), study(overrides=("data.seed=1",))])
+def test_another_study_in_the_same_folder_is_an_error(tmp_path, now):
     with StudyFolder.open(tmp_path, study()):
         pass
-    with pytest.raises(ValueError, match="has another study"), StudyFolder.open(tmp_path, other):
+    with pytest.raises(ValueError, match="has another study"), StudyFolder.open(tmp_path, now):
         pass
 
 

@@ -56,9 +56,7 @@ def without_times(queue: Queue) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("kind", "servers"), [(Server, 1), (Server, 2), (VllmServer, 1)])
-def test_rows_and_events_are_those_of_verls_loop(
-    kind: type[Server], servers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_and_events_are_those_of_verl(kind: type[Server], servers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = [prompt(index, n=4, first=index % 3) for index in range(6)]
     by_verl = Queue(monkeypatch)
     expected = run(prompts, *(kind(drawn) for _ in range(servers)), whole=False)
@@ -95,9 +93,7 @@ def test_rows_have_their_own_log_probs_where_some_answers_have_none(monkeypatch:
 
 
 @pytest.mark.parametrize("kind", [Server, VllmServer])
-def test_turns_are_one_message_to_each_server_and_those_that_end_together_one_put(
-    kind: type[Server], queue: Queue
-) -> None:
+def test_turns_are_one_message_to_each_server_and_what_ends_together_one_put(kind: type[Server], queue: Queue) -> None:
     servers = [kind(drawn), kind(drawn)]
     run([prompt(index, n=8) for index in range(4)], *servers, whole=True)
     assert [server.messages for server in servers] == [[16], [16]]
@@ -135,8 +131,7 @@ async def test_several_rewards_are_the_rollouts_metrics_and_the_worker_reports_t
 def test_a_reward_that_must_not_fail_is_reported_as_what_ends_the_run(queue: Queue, tmp_path: Path) -> None:
     (tmp_path / "judge.py").write_text(BUSY)
     functions = {"judge": {"path": str(tmp_path / "judge.py"), "reward_kwargs": {"patience": 9}}}
-    rewards = {"functions": functions, "on_failure": "error"}
-    events = run([prompt(1, n=4)], Server(drawn), whole=True, rewards=rewards)
+    events = run([prompt(1, n=4)], Server(drawn), whole=True, rewards={"functions": functions, "on_failure": "error"})
     assert {event.reason for event in events if isinstance(event, Failure)} >= {ENDS_THE_RUN}
     assert not [event for event in events if isinstance(event, Rollout)]
     assert queue.rows == {}
@@ -208,8 +203,7 @@ def test_without_a_server_every_rollout_fails_with_the_balancers_words() -> None
 
 def test_a_prompt_that_cannot_be_rendered_fails_alone() -> None:
     broken = prompt(1, n=2, raw_prompt=None)
-    server = Server(lambda one, ids, seed: written(one, [7]))
-    good, *bad = run([prompt(0, n=1), broken], server, whole=True)
+    good, *bad = run([prompt(0, n=1), broken], Server(lambda one, ids, seed: written(one, [7])), whole=True)
     assert isinstance(good, Rollout)
     assert [(event.uid, event.index, event.tokens) for event in bad] == [("g1", 0, 0), ("g1", 1, 0)]
 

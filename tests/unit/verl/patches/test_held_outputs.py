@@ -68,9 +68,7 @@ lengths = st.dictionaries(st.sampled_from("abcde"), st.integers(1, 3 * TOGETHER)
 
 
 @given(lengths=lengths, more=st.integers(1, 3), aborted=st.booleans())
-def test_a_request_has_its_first_output_and_few_with_all_the_rest(
-    lengths: dict[str, int], more: int, aborted: bool
-) -> None:
+def test_a_request_has_a_first_output_and_few_with_the_rest(lengths: dict[str, int], more: int, aborted: bool) -> None:
     queue, sent = held({name: request() for name in lengths})
     tokens = {name: [list(range(step, step + more)) for step in range(steps)] for name, steps in lengths.items()}
     for step in range(max(lengths.values())):

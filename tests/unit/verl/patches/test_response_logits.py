@@ -17,9 +17,7 @@ LENGTHS, FIRST, WORDS = (5, 3), 1, 7  # of the rows; the first column whose logi
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 @pytest.mark.parametrize("says_if_it_is_one", [True, False])
-def test_the_window_has_the_log_probs_of_its_tokens_at_the_temperature(
-    temperature: float, says_if_it_is_one: bool
-) -> None:
+def test_the_window_has_its_tokens_log_probs_at_the_temperature(temperature: float, says_if_it_is_one: bool) -> None:
     columns = max(LENGTHS) - 1 - FIRST
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(len(LENGTHS), columns, WORDS, generator=generator)

@@ -83,9 +83,7 @@ def test_a_batch_without_fresh_rows_is_measured_by_rows_that_came_since(queue: Q
 
 
 @pytest.mark.parametrize(("micro_batch", "computed"), [(None, 3), (2, 2), (4, 0)])
-def test_rows_that_wait_are_computed_in_whole_micro_batches(
-    queue: Queue, micro_batch: int | None, computed: int
-) -> None:
+def test_waiting_rows_are_computed_in_whole_micro_batches(queue: Queue, micro_batch: int | None, computed: int) -> None:
     rollouts = [rollout(queue, index, 1, -1.25) for index in range(3)]
     trainer = Trainer(queue, rollouts, WeightsGuard("warn", exact=True), micro_batch)
     assert trainer._gap_before_update(carried(queue), None) == (pytest.approx(0.25) if computed else None)

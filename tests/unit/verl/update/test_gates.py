@@ -92,9 +92,7 @@ class Run:
         (["batch_filter.target_num_groups=16", "data.gen_batch_size=32"], 5, 1.1),
     ],
 )
-def test_prompts_are_oversampled_once_and_the_surplus_is_carried(
-    overrides: list[str], informative: int, most: float
-) -> None:
+def test_prompts_are_oversampled_once_and_surplus_carried(overrides: list[str], informative: int, most: float) -> None:
     """Groups with signal are paid for once: 1 over the share that is informative, not twice that."""
     run = Run(informative, *overrides)
     trained = sum(len(group.trained) for _ in range(20) for group in run.update())

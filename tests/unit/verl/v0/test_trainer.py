@@ -129,8 +129,7 @@ def test_surplus_is_carried_and_trained_in_the_next_step(tmp_path, world):
 @pytest.mark.parametrize("micro_batch", [1, 3])
 def test_adaptive_groups_of_any_size_share_a_batch_that_is_padded_with_nothing(tmp_path, monkeypatch, micro_batch):
     world = World(monkeypatch, ranks=2, agents=4)
-    adaptive = {"enable": True, "max_n": 10, "rollouts_per_batch": 3}
-    given = config(tmp_path, n=2, adaptive_rollout=adaptive, steps=3)
+    given = config(tmp_path, n=2, adaptive_rollout={"enable": True, "max_n": 10, "rollouts_per_batch": 3}, steps=3)
     given.actor_rollout_ref.actor = {"ppo_mini_batch_size": 2, "ppo_micro_batch_size_per_gpu": micro_batch}
     given.actor_rollout_ref.rollout = {"n": 2, "log_prob_micro_batch_size_per_gpu": micro_batch}
     world.actor.micro_batch = micro_batch
@@ -217,9 +216,7 @@ def test_ppo_with_a_critic_and_the_final_reward_judged_before_training(tmp_path,
     assert world.steps[-1]["accounts/rejected/no_variance_after_kl_rollouts"] > 0
 
 
-def test_a_budget_ends_the_run_with_the_update_that_reaches_it_and_the_next_start_has_nothing_to_do(
-    tmp_path, monkeypatch
-):
+def test_a_budget_ends_the_run_with_the_update_that_reaches_it_and_the_next_has_nothing_to_do(tmp_path, monkeypatch):
     keys = {"steps": 10, "trainer": {"save_freq": 100}, "more": {"goldilocks.budget.rollouts": 40}}
     world = World(monkeypatch)
     trainer = world.trainer(config(tmp_path, **keys), [50] * 40)
@@ -356,9 +353,7 @@ def test_nothing_to_train_at_all_is_an_error_that_says_so(tmp_path, world):
 
 
 @pytest.mark.parametrize("save_freq", [-1, 1, 2, 1_000_000])
-def test_a_step_that_could_not_be_finished_is_gone_on_with_whatever_save_freq_is(
-    tmp_path, monkeypatch, capsys, save_freq
-):
+def test_an_unfinished_step_is_gone_on_with_whatever_save_freq_is(tmp_path, monkeypatch, capsys, save_freq):
     rates = [50] * 8 + [0] * 60  # in this order: two batches, and then nothing to learn
     keys = {"data": {"gen_batch_size": 4, "shuffle": False}, "trainer": {"save_freq": save_freq}}
 
@@ -379,8 +374,7 @@ def test_a_step_that_could_not_be_finished_is_gone_on_with_whatever_save_freq_is
     assert went_on.prompts_issued == collector.prompts_issued + 8
     assert went_on.accounts.rollouts["trained"] == 64
     assert f"goes on from {tmp_path}/checkpoints/global_step_2: {collector.prompts_issued}" in capsys.readouterr().out
-    folders = sorted(path.name for path in (tmp_path / "checkpoints" / "global_step_2").glob("goldilocks_rows*"))
-    assert len(folders) == 1
+    assert len([*(tmp_path / "checkpoints" / "global_step_2").glob("goldilocks_rows*")]) == 1
 
 
 def test_a_run_that_began_elsewhere_saves_its_unfinished_step_with_weights(tmp_path, monkeypatch):
@@ -395,9 +389,7 @@ def test_a_run_that_began_elsewhere_saves_its_unfinished_step_with_weights(tmp_p
     assert (tmp_path / "checkpoints" / "global_step_1" / "actor").is_dir()
 
 
-def test_a_checkpoint_of_verls_own_trainer_is_taken_up_with_the_data_from_their_beginning(
-    tmp_path, monkeypatch, capsys
-):
+def test_a_checkpoint_of_verls_own_trainer_is_taken_up_with_the_data_from_the_beginning(tmp_path, monkeypatch, capsys):
     keys = {"algorithm": filtered(), "trainer": {"save_freq": 1}}
     World(monkeypatch).trainer(config(tmp_path, steps=1, **keys), [50] * 40).fit()
     (tmp_path / "checkpoints" / "global_step_1" / "goldilocks.npz").unlink()
@@ -439,9 +431,8 @@ def test_epochs_end_with_the_prompts_issued_and_updates_are_another_clock(tmp_pa
 
 def test_prompts_come_in_the_order_of_the_sampler_that_was_given(tmp_path, world):
     sampler = RandomSampler(range(40), generator=torch.Generator().manual_seed(5))
-    given = config(tmp_path, n=1, steps=1, data={"shuffle": False})
     expected = list(RandomSampler(range(40), generator=torch.Generator().manual_seed(5)))[:4]
-    world.trainer(given, [50] * 40, train_sampler=sampler).fit()
+    world.trainer(config(tmp_path, n=1, steps=1, data={"shuffle": False}), [50] * 40, train_sampler=sampler).fit()
     assert list(world.engine.asked) == expected
 
 
