@@ -32,8 +32,7 @@ def test_a_step_is_compared_with_the_steps_with_all_before_and_after_it() -> Non
 
 
 def test_what_no_process_asked_for_is_named() -> None:
-    table = patches.table(steps(([], 1.0, 1), (["messages"], 1.0, 1)))
-    assert table[-1].endswith("messages   not asked for: messages")
+    assert patches.table(steps(([], 1.0, 1), (["messages"], 1.0, 1)))[-1].endswith("messages   not asked for: messages")
 
 
 async def test_a_worker_finds_the_switches_of_what_is_no_patch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

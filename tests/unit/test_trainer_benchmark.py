@@ -59,8 +59,7 @@ def test_of_ours_the_warm_up_is_taken_off_the_accounts() -> None:
 def test_an_arm_that_is_kept_is_there_after_a_restart(tmp_path: Path) -> None:
     file = tmp_path / "out.json"
     found = trainer.figures([TIMES | {"response_length/mean": 50.0}], warm_up=0, groups=4, n=8)
-    arms = trainer.arms([0.5])
-    trainer.Kept(file, {"groups": 4}).add(arms[0], found)
+    trainer.Kept(file, {"groups": 4}).add(trainer.arms([0.5])[0], found)
     assert trainer.Kept(file, {"groups": 4}).arms == {"verl sync": found}
     with pytest.raises(SystemExit, match="expected a file of"):
         trainer.Kept(file, {"groups": 8})

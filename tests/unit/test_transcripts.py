@@ -44,8 +44,7 @@ def shown(page: str, command: str) -> list[str]:
 
 def pattern(line: str) -> re.Pattern[str]:
     """Match the words of a line. The width of a column follows its widest number, so white space may differ."""
-    parts = re.split(rf"({NUMBER.pattern}|…|\s+)", line.strip())
-    return re.compile("".join(map(_pattern, parts)))
+    return re.compile("".join(map(_pattern, re.split(rf"({NUMBER.pattern}|…|\s+)", line.strip()))))
 
 
 def _pattern(part: str) -> str:

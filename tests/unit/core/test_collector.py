@@ -26,10 +26,8 @@ def test_requests_exceed_neither_a_generation_batch_nor_the_room_and_go_on_where
     assert len(subject.requests()) == 12
     assert subject.requests() == []
     subject = collector(allocator=Fixed(4))
-    first = subject.requests(room=3)
-    assert [(request.n, request.first) for request in first] == [(3, 0)]
-    rest = subject.requests(room=5)
-    assert [(request.uid, request.n, request.first) for request in rest] == [("g0", 1, 3), ("g1", 4, 0)]
+    assert [(request.n, request.first) for request in subject.requests(room=3)] == [(3, 0)]
+    assert [(one.uid, one.n, one.first) for one in subject.requests(room=5)] == [("g0", 1, 3), ("g1", 4, 0)]
 
 
 def test_surplus_is_carried_and_trained_first_and_expires_with_age() -> None:

@@ -95,8 +95,7 @@ def test_a_restart_asks_for_what_was_paused_and_charges_only_what_is_new(
     engine.pending = []
     for request in second.requests():
         engine.submit(request)
-    asked = [(uid, index) for uid, index, _ in engine.pending]
-    assert set(flights) <= set(asked)
+    assert set(flights) <= {(uid, index) for uid, index, _ in engine.pending}
     totals = [engine.outcome(uid, index, prompt).tokens for uid, index, prompt in engine.pending]
     for uid, index, prompt in list(engine.pending):
         second.observe(engine.outcome(uid, index, prompt))
@@ -223,8 +222,7 @@ def test_the_batch_waits_for_a_group_that_would_be_too_old_after_the_update() ->
     answer(subject, others[:2])
     assert subject.ready  # the slow one is of this step, and may go on in the next
     subject.take()
-    more = subject.requests()
-    for request in (others[2], *more):
+    for request in (others[2], *subject.requests()):
         answer(subject, [request])
     assert not subject.ready
     answer(subject, [slow])

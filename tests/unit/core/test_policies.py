@@ -187,8 +187,7 @@ def test_thompson_prefers_prompts_believed_near_the_target_and_tries_the_unknown
 def test_thompson_never_chooses_a_prompt_in_hand_nor_one_twice_where_it_explores_over_the_end_of_a_pass() -> None:
     again, rng = PromptOrder(10, seed=0, repeat=True), np.random.default_rng(0)
     for _ in range(20):
-        chosen = Thompson(explore=1.0).choose(again, untouched(), 8, rng).tolist()
-        assert len(set(chosen)) == 8
+        assert len(set(Thompson(explore=1.0).choose(again, untouched(), 8, rng).tolist())) == 8
     pool = PromptOrder(10, seed=0, repeat=True)
     pool.claim([1, 2, 3])
     assert sorted(Thompson().choose(pool, untouched(), 10, np.random.default_rng(0))) == [0, 4, 5, 6, 7, 8, 9]

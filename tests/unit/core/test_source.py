@@ -37,9 +37,8 @@ def test_without_repeats_each_of_several_equal_prompts_is_spent_once_whatever_th
 
 
 def test_a_column_is_of_the_data_or_of_its_extra_info_words_as_well_as_numbers() -> None:
-    infos = [{"skill": "add"}, {"skill": None}]
     source = Questions(2)
-    source.table = Dataset.from_dict({"level": ["easy", "hard"], "extra_info": infos})
+    source.table = Dataset.from_dict({"level": ["easy", "hard"], "extra_info": [{"skill": "add"}, {"skill": None}]})
     assert source.column("level", "key") == ["easy", "hard"]
     assert source.column("skill", "key") == ["add", None]
     with pytest.raises(ValueError, match=r"key='topic' is not accepted: .* data: extra_info, level, skill"):

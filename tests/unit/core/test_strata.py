@@ -40,8 +40,7 @@ def test_each_column_is_a_division_and_both_together_are_one():
 
 
 def test_many_different_numbers_are_divided_by_their_order():
-    source = ListSource(range(1000), columns={"length": np.linspace(0, 1, 1000).tolist()})
-    found = strata(source, "length")
+    found = strata(ListSource(range(1000), columns={"length": np.linspace(0, 1, 1000).tolist()}), "length")
     assert sorted(sizes(found)) == [8, 32]
     assert sorted([np.count_nonzero(np.diff(one)) for one in found]) == [7, 31], "a stratum is a stretch of numbers"
 

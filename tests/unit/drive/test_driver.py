@@ -304,8 +304,7 @@ def test_a_run_is_over_when_its_budget_is_spent_or_its_epochs_are() -> None:
 
 
 def test_groups_of_failures_alone_that_pass_the_filter_are_said_once(caplog: Any) -> None:
-    by_length = Rounds(graded(lambda index: 0.01 * index))
-    driver = Driver(plain_collector(filter=Variance("reward")), by_length, NoRows())
+    driver = Driver(plain_collector(filter=Variance("reward")), Rounds(graded(lambda index: 0.01 * index)), NoRows())
     for _ in range(3):
         driver.batch()
         driver.metrics()

@@ -123,10 +123,9 @@ def test_verls_advantages_are_equal_to_the_bit(estimator: str) -> None:
     core_algos = pytest.importorskip("verl.trainer.ppo.core_algos")
     batch, uids = batch_of(SIZES)
     result = pad_batch(batch, uids, GROUP, 7)
-    advantages = core_algos.get_adv_estimator_fn(estimator)
 
     def of(fields: dict[str, Any], index: list[object]) -> torch.Tensor:
-        return advantages(
+        return core_algos.get_adv_estimator_fn(estimator)(
             token_level_rewards=fields["token_level_rewards"].clone(),
             response_mask=fields["response_mask"],
             index=np.array(index, dtype=object),
@@ -165,8 +164,7 @@ def test_these_are_all_the_aggregations_verl_has() -> None:
     import inspect
     import re
 
-    source = inspect.getsource(core_algos.agg_loss)
-    assert set(re.findall(r'"((?:token|seq)-[a-z-]+)"', source)) == set(MODES)
+    assert set(re.findall(r'"((?:token|seq)-[a-z-]+)"', inspect.getsource(core_algos.agg_loss))) == set(MODES)
 
 
 def test_verls_statistics_of_scores_and_lengths_are_equal() -> None:

@@ -112,8 +112,7 @@ def test_both_signs_stay_where_both_were_and_the_strategy_promises_it(case: Case
     if not case.config.sample_selection_strategy.startswith("efficiency"):
         return
     accepted = torch.ones(len(case.uids), dtype=torch.bool)
-    sizes = [len(case.rows_of(uid)) for uid in case.uids]
-    oversampled = max(sizes, default=0) > case.config.target_group_size
+    oversampled = max((len(case.rows_of(uid)) for uid in case.uids), default=0) > case.config.target_group_size
     if case.config.enable_two_gate_filter and (oversampled or case.config.gate_always):
         difference = (case.batch["old_log_probs"] - case.batch["rollout_log_probs"]).mean(-1).abs()
         gap = (case.batch["rollout_log_probs"] - case.batch["top_log_probs"]).amin(-1)
@@ -121,8 +120,7 @@ def test_both_signs_stay_where_both_were_and_the_strategy_promises_it(case: Case
     if case.config.reward_threshold is not None:
         accepted &= case.batch["rewards"] >= case.config.reward_threshold
     for uid in {case.uids[row] for row in kept}:
-        before = [row for row in case.rows_of(uid) if accepted[row]]
-        signs = {bool(case.batch["rewards"][row] > 0) for row in before}
+        signs = {bool(case.batch["rewards"][row] > 0) for row in case.rows_of(uid) if accepted[row]}
         assert {bool(case.batch["rewards"][row] > 0) for row in case.rows_of(uid, kept)} == signs
 
 
@@ -130,8 +128,7 @@ def test_both_signs_stay_where_both_were_and_the_strategy_promises_it(case: Case
 def test_no_sample_is_dropped_for_its_own_length(case: Case, seed: int) -> None:
     """Where nothing has to be cut, lengths change nothing at all."""
     other = torch.randint(1, 10_000, (len(case.uids),), generator=torch.Generator().manual_seed(seed))
-    changed = Case(case.batch | {"response_lengths": other}, case.uids, case.config, case.seed)
-    assert changed.run()[0] == case.run()[0]
+    assert Case(case.batch | {"response_lengths": other}, case.uids, case.config, case.seed).run()[0] == case.run()[0]
 
 
 @given(cases(), st.randoms(use_true_random=False))

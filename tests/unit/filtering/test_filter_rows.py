@@ -27,10 +27,9 @@ def judge(groups: list[tuple[int, int]]) -> Metrics:
     """Groups of four rows: how many are right, and a seed of lengths and log-probs."""
     generators = [torch.Generator().manual_seed(seed) for _, seed in groups]
     lengths = torch.cat([torch.randint(1, 9, (GROUP,), generator=one) for one in generators])
-    mask = (torch.arange(8)[None] < lengths[:, None]).long()
     rewards = torch.cat([(torch.arange(GROUP) < right).float() for right, _ in groups])
     log_probs = torch.cat([-torch.rand(3, GROUP, 8, generator=one) for one in generators], dim=1)
-    batch = {"rewards": rewards, "response_mask": mask}
+    batch = {"rewards": rewards, "response_mask": (torch.arange(8)[None] < lengths[:, None]).long()}
     batch |= dict(zip(("old_log_probs", "rollout_log_probs", "top_log_probs"), log_probs, strict=True))
     uids = [f"g{place}" for place in range(len(groups)) for _ in range(GROUP)]
     return PPOBatchFilter(CONFIG).filter_batch(batch, uids, return_indices=True)[1]

@@ -17,9 +17,8 @@ from goldilocks.filtering.rows import count_tokens
 def log_probs(rows: int = 4, tokens: int = 6) -> dict[str, torch.Tensor]:
     """Four answers on which both agree, each a token longer than the one before."""
     rollout = -torch.arange(1.0, rows * tokens + 1).view(rows, tokens) / 10
-    mask = torch.arange(tokens)[None] < torch.arange(2, rows + 2)[:, None]
     return {
-        "response_mask": mask,
+        "response_mask": torch.arange(tokens)[None] < torch.arange(2, rows + 2)[:, None],
         "old_log_probs": rollout.clone(),
         "rollout_log_probs": rollout,
         "top_log_probs": rollout + 1.0,
@@ -159,11 +158,10 @@ def test_shapes_that_do_not_fit_are_named() -> None:
 def test_the_gates_are_opened_by_oversampling_or_by_asking() -> None:
     batch = log_probs() | {"rewards": torch.tensor([1.0, 0.0, 1.0, 0.0])}
     batch["old_log_probs"][0] += 1.0
-    uids = ["a"] * 4
 
     def run(**config: object) -> tuple[list[int], dict[str, float]]:
         config = {"enable_two_gate_filter": True, "sample_selection_strategy": "efficiency"} | config
-        index, metrics = PPOBatchFilter(config).filter_batch(batch, uids, return_indices=True)
+        index, metrics = PPOBatchFilter(config).filter_batch(batch, ["a"] * 4, return_indices=True)
         return index.tolist(), metrics
 
     kept, metrics = run(target_group_size=4)
@@ -181,8 +179,7 @@ def test_gates_that_judge_nothing_say_so_once(caplog: pytest.LogCaptureFixture) 
     subject = PPOBatchFilter({"enable_two_gate_filter": True, "target_group_size": 4})
     for _ in range(2):
         subject.filter_batch(batch, ["a"] * 4)
-    said = [record.getMessage() for record in caplog.records if "judged nothing" in record.getMessage()]
-    assert said == [
+    assert [record.getMessage() for record in caplog.records if "judged nothing" in record.getMessage()] == [
         "enable_two_gate_filter=True judged nothing: no group has more than target_group_size=4 samples; "
         "gate_always=True judges every group"
     ]

@@ -44,8 +44,7 @@ def words(tmp_path_factory) -> list[str]:
 
 
 def passed(words: list[str], out: Path, *more: str) -> list[dict]:
-    arguments = ["pass-rates", *words, "--out", str(out), "--prompts", str(PROMPTS), "--n", str(N), *more]
-    assert main(arguments) == 0
+    assert main(["pass-rates", *words, "--out", str(out), "--prompts", str(PROMPTS), "--n", str(N), *more]) == 0
     return json_lines(out)
 
 

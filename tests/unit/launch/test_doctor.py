@@ -83,9 +83,8 @@ def test_nodes_that_are_alike_are_well_and_one_that_cannot_be_asked_is_named_wit
 
 def test_the_node_with_other_packages_is_named_even_if_it_is_the_first() -> None:
     old = {"python": "3.11.7", "verl": "0.9.0"}
-    faults = details(node("10.0.0.1", versions=old), node("10.0.0.2"), node("10.0.0.3"))
     said = "verl 0.9.0, on other nodes 0.9.1; goldilocks-rl missing, on other nodes 0.1.0"
-    assert faults == {"node 10.0.0.1": said}
+    assert details(node("10.0.0.1", versions=old), node("10.0.0.2"), node("10.0.0.3")) == {"node 10.0.0.1": said}
 
 
 def test_a_node_without_the_plugin_or_the_shared_folder_is_named() -> None:

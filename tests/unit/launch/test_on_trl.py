@@ -213,9 +213,8 @@ def test_where_a_run_goes_on_from(mode: str, tmp_path: Any) -> None:
     (tmp_path / "checkpoint-3").mkdir()
     (tmp_path / "checkpoint-3" / "trainer_state.json").write_text("{}")
     place = {"default_local_dir": str(tmp_path), "resume_from_path": "/elsewhere/checkpoint-9"}
-    config = OmegaConf.create({"trainer": {"resume_mode": mode, **place}})
     found = {"auto": tmp_path / "checkpoint-3", "disable": None}.get(mode, on_trl.Path("/elsewhere/checkpoint-9"))
-    assert on_trl._checkpoint(config) == found
+    assert on_trl._checkpoint(OmegaConf.create({"trainer": {"resume_mode": mode, **place}})) == found
 
 
 def test_a_run_without_a_seed_draws_the_same_rows_after_each_start(tmp_path: Path) -> None:

@@ -68,9 +68,8 @@ def test_a_score_that_is_missing_is_an_error(tmp_path: Path) -> None:
 def test_an_answer_that_takes_too_long_to_grade_has_no_reward_and_the_others_have_theirs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    answers = ["hang", *["2"] * 100]
     with caplog.at_level(logging.WARNING):
-        scores, accuracies = graded(grader(tmp_path, timeout_s=3.0), answers, "score", "acc")
+        scores, accuracies = graded(grader(tmp_path, timeout_s=3.0), ["hang", *["2"] * 100], "score", "acc")
     assert scores == [None, *[11.0] * 100]
     assert accuracies == [None, *[1.0] * 100]
     assert caplog.text.count("did not return within 3 s") == 1
@@ -88,6 +87,5 @@ def test_with_a_section_of_rewards_an_error_fails_its_answer_and_each_part_has_a
     own = {"path": str(file), "name": "compute_score"}
     functions = {"answer": {}, "bonus": {**own, "weight": 0.1, "reward_kwargs": {"bonus": 10}}}
     calls = reward_calls({"goldilocks": {"rewards": {"functions": functions}}})
-    of = Grader(OmegaConf.create(guarded(own, calls)))
-    found = graded(of, ["2", "no score"], "score", "answer", "bonus")
+    found = graded(Grader(OmegaConf.create(guarded(own, calls))), ["2", "no score"], "score", "answer", "bonus")
     assert found == [[pytest.approx(2.1), None], [1.0, None], [11.0, None]]

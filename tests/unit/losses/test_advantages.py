@@ -27,19 +27,15 @@ NO_GROUP_BASELINE = {"gae", "reinforce_plus_plus", "remax"}
 def rows_of(pools: list[list[float]]) -> tuple[np.ndarray, Tensor, Tensor]:
     """uids, token-level rewards with all of the score on the last token, and a mask of uneven lengths."""
     uids = np.array([f"uid{group}" for group, rewards in enumerate(pools) for _ in rewards], dtype=object)
-    scores = torch.tensor([reward for rewards in pools for reward in rewards])
     lengths = 1 + torch.arange(len(uids)) % WIDTH
-    mask = (torch.arange(WIDTH) < lengths.unsqueeze(-1)).long()
     rewards = torch.zeros(len(uids), WIDTH)
-    rewards[torch.arange(len(uids)), lengths - 1] = scores
-    return uids, rewards, mask
+    rewards[torch.arange(len(uids)), lengths - 1] = torch.tensor([reward for rewards in pools for reward in rewards])
+    return uids, rewards, (torch.arange(WIDTH) < lengths.unsqueeze(-1)).long()
 
 
 def by_verl(uids: np.ndarray, rewards: Tensor, mask: Tensor, estimator: str, normalise: bool = True) -> Tensor:
     """Through verl's `compute_advantage`, as its trainers call it."""
-    data = DataProto.from_dict(
-        tensors={"token_level_rewards": rewards, "response_mask": mask}, non_tensors={"uid": uids}
-    )
+    data = DataProto.from_dict({"token_level_rewards": rewards, "response_mask": mask}, non_tensors={"uid": uids})
     config = AlgoConfig(adv_estimator=estimator, norm_adv_by_std_in_grpo=normalise)
     done = compute_advantage(data, estimator, norm_adv_by_std_in_grpo=normalise, config=config)
     assert done.batch["returns"].shape == mask.shape

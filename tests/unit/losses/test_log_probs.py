@@ -95,7 +95,6 @@ def test_a_gap_far_beyond_the_usual_is_seen(noise: float) -> None:
 
 def test_only_the_tokens_marked_count() -> None:
     trained, sampled = torch.tensor([[0.0, -1.0], [-2.0, math.nan]]), torch.tensor([[-0.5, -1.0], [-9.0, 0.0]])
-    fresh = torch.tensor([[True, True], [False, False]])
-    assert gap_sums(trained, sampled, fresh).tolist() == [0.5, 2.0]
+    assert gap_sums(trained, sampled, torch.tensor([[True, True], [False, False]])).tolist() == [0.5, 2.0]
     assert mean_gap([0.5, 2.0]) == 0.25
     assert mean_gap([0.0, 0.0]) is None

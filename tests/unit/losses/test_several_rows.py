@@ -45,9 +45,7 @@ def by_verl(rows: list[Row], estimator: str, width: int = WIDTH, normalise: bool
     rewards = torch.zeros(len(rows), width)
     rewards[torch.arange(len(rows)), tokens - 1] = torch.tensor([reward for _, reward, _ in rows])
     uids = np.array([key.rsplit("_", 2)[0] for key, *_ in rows], dtype=object)
-    data = DataProto.from_dict(
-        tensors={"token_level_rewards": rewards, "response_mask": mask}, non_tensors={"uid": uids}
-    )
+    data = DataProto.from_dict({"token_level_rewards": rewards, "response_mask": mask}, non_tensors={"uid": uids})
     config = AlgoConfig(adv_estimator=estimator, norm_adv_by_std_in_grpo=normalise)
     keys = [key for key, *_ in rows]
     with rows_of_rollouts([(split_row_key(key), part_of_row(key)) for key in keys]):
@@ -71,10 +69,8 @@ def test_rows_have_the_advantage_that_their_rollout_has_as_one_row(name: str, gr
     ]
     widest = max(tokens for *_, tokens in whole)
     as_one = dict(zip((key for key, *_ in whole), by_verl(whole, f"{name}_pool", widest)[:, 0], strict=True))
-    found = by_verl(rows, f"{name}_pool")
-    for (key, _, tokens), advantages in zip(rows, found, strict=True):
-        expected = as_one[f"{key.rpartition('_')[0]}_0"]
-        torch.testing.assert_close(advantages[:tokens], expected.expand(tokens))
+    for (key, _, tokens), advantages in zip(rows, by_verl(rows, f"{name}_pool"), strict=True):
+        torch.testing.assert_close(advantages[:tokens], as_one[f"{key.rpartition('_')[0]}_0"].expand(tokens))
 
 
 @pytest.mark.parametrize("normalise", [True, False])
@@ -115,5 +111,4 @@ def test_untrained_rollouts_count_once_beside_rollouts_of_several_rows(groups: G
     }
     with untrained_rollouts(others):
         some = by_verl(trained, "grpo_pool")
-    kept = [place for place, row in enumerate(rows_of(groups)) if row in trained]
-    torch.testing.assert_close(some, everything[kept])
+    torch.testing.assert_close(some, everything[[place for place, row in enumerate(rows_of(groups)) if row in trained]])

@@ -60,8 +60,7 @@ def failing(times: int, result: Any) -> Callable[..., Any]:
 
 
 def test_a_judge_that_fails_is_asked_again_and_each_call_is_counted() -> None:
-    found = asyncio.run(caller(failing(2, {"score": 0.7, "cost": 0.01}), retries=2)())
-    assert found == {"score": 0.7, "cost": 0.01}
+    assert asyncio.run(caller(failing(2, {"score": 0.7, "cost": 0.01}), retries=2)()) == {"score": 0.7, "cost": 0.01}
     counted = spent.read()
     assert counted.pop("seconds") > 0
     assert counted == {"calls": 3, "retries": 2, "cost": 0.01}

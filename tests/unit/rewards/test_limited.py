@@ -137,8 +137,7 @@ def test_the_factorial_in_an_answer_to_gsm8k_does_not_outlast_its_time() -> None
     row = {"data_source": "openai/gsm8k", "ground_truth": "42", "extra_info": {}}
     limited, patient = (guarded(own, timeout_s=limit)["reward_kwargs"] for limit in (HASTY, 60.0))
     late = compute_score(**limited, **row, solution_str="#### $9999999!$")
-    right = compute_score(**patient, **row, solution_str="#### 42!")
-    found = outcomes(late, right)
+    found = outcomes(late, compute_score(**patient, **row, solution_str="#### 42!"))
     assert isinstance(found[0], RewardTimeout)
     assert found[1] == {"score": 1.0, "acc": 1.0}
 

@@ -11,10 +11,9 @@ from goldilocks.runs.history import History
 
 
 def config(batch: int, mini_batch: int, *, n: int = 8, epochs: int = 1, backend: str | None = None) -> dict[str, Any]:
-    actor = {"ppo_mini_batch_size": mini_batch, "ppo_epochs": epochs}
     return {
         "data": {"train_batch_size": batch},
-        "actor_rollout_ref": {"actor": actor, "rollout": {"n": n}},
+        "actor_rollout_ref": {"actor": {"ppo_mini_batch_size": mini_batch, "ppo_epochs": epochs}, "rollout": {"n": n}},
         "trainer": {"backend": backend},
     }
 
@@ -47,10 +46,9 @@ def test_the_sizes_that_make_as_many_updates_are_named() -> None:
 def test_with_those_sizes_there_are_as_many_updates_as_grpos(
     backend: str | None, batch: int, mini_batch: int, epochs: int
 ) -> None:
-    given = config(batch, mini_batch, epochs=epochs, backend=backend)
     lines = batch // mini_batch * epochs if backend else 1
     of_a_batch = 6 * batch * 8
-    said = hint(given, totals(of_a_batch, 6, lines))
+    said = hint(config(batch, mini_batch, epochs=epochs, backend=backend), totals(of_a_batch, 6, lines))
     assert said is not None
     assert f"6.0 times GRPO's {mini_batch * 8 // epochs:,}: " in said
     words = said.replace(",", " ").split()

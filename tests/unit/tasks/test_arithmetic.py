@@ -95,8 +95,7 @@ def test_splits_share_no_problem_and_no_twin():
 
 
 def test_every_level_is_in_a_data_set_and_its_name_is_in_the_row():
-    found = Counter(problem.extra["level"] for problem in Sums().problems("train", 500, seed=0))
-    assert len(found) == len(SUM_LEVELS)
+    assert len(Counter(problem.extra["level"] for problem in Sums().problems("train", 500, seed=0))) == len(SUM_LEVELS)
 
 
 def test_a_level_is_as_hard_as_the_digits_it_works_through():

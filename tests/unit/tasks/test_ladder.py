@@ -50,8 +50,7 @@ def test_a_problem_has_its_level_in_the_row_and_doing_nothing_is_wrong(seed, lev
 
 
 def test_every_level_has_thousands_of_problems():
-    lowest = {LadderLevel("sort", 1).draw(random.Random(seed)).question for seed in range(4000)}
-    assert len(lowest) * len(SKILLS) > 3000
+    assert len({LadderLevel("sort", 1).draw(random.Random(seed)).question for seed in range(4000)}) * len(SKILLS) > 3000
     found = Counter(problem.extra["level"] for problem in Ladder().problems("train", 2000, seed=0))
     assert len(found) == TOP
     assert min(found.values()) > 150

@@ -241,8 +241,7 @@ def test_a_sample_over_the_token_budget_is_waited_for_by_nobody(tmp_path: Path) 
     micro_batches = MicroBatches()
     one = CollectedQueue(OneBatch(), SampleRows(), micro_batches)  # type: ignore[arg-type]
     one.longest = 3  # tokens, as many as a sample has here
-    long = replace(sample(0.0), input_ids=np.arange(4))
-    one._left.extend([(3, long), (3, sample(1.0)), (4, sample(2.0, group=1))])
+    one._left.extend([(3, replace(sample(0.0), input_ids=np.arange(4))), (3, sample(1.0)), (4, sample(2.0, group=1))])
     assert [one.get().metrics["reward"] for _ in range(3)] == [0.0, 1.0, 2.0]
     micro_batches.update([0])
     one.trained_micro_batch()

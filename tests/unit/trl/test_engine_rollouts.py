@@ -30,8 +30,7 @@ def rollouts(out: Path, completion: int) -> EngineRollouts:
 def test_a_text_that_the_window_holds_is_generated_and_a_longer_one_is_refused_by_the_key(tmp_path: Path) -> None:
     """Though the cache has room for more."""
     asking, model = rollouts(tmp_path, completion=8), made(config_of(WINDOWED["mistral"]))
-    found = asking.generate(model, 0, [[1, 2, 3, 4], [7]], [0, 1], [8, 8])
-    assert all(1 <= len(one.token_ids) <= 8 for one in found)
+    assert all(1 <= len(one.token_ids) <= 8 for one in asking.generate(model, 0, [[1, 2, 3, 4], [7]], [0, 1], [8, 8]))
     message = "max_completion_length with the longest prompt=13 .* the model's sliding_window=12 or less"
     with pytest.raises(ValueError, match=message):
         asking.generate(model, 0, [[1, 2, 3, 4, 5], [7]], [0, 1], [8, 8])
@@ -157,8 +156,7 @@ def test_merged_weights_have_the_log_probs_of_the_adapted_model(name: str, chose
 
 def test_every_weight_comes_once_under_the_base_models_name() -> None:
     model = adapted("llama", target_modules="all-linear", modules_to_save=["norm"])
-    names = [name for name, _ in merged(model)]
-    assert sorted(names) == sorted(fresh("llama").state_dict())
+    assert sorted(name for name, _ in merged(model)) == sorted(fresh("llama").state_dict())
 
 
 def test_an_adapter_in_fp32_on_a_base_in_bf16_is_merged_in_fp32() -> None:
@@ -171,8 +169,7 @@ def test_an_adapter_in_fp32_on_a_base_in_bf16_is_merged_in_fp32() -> None:
 
 
 def test_an_adapter_without_weights_to_merge_is_refused() -> None:
-    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
-    model = peft.get_peft_model(fresh("llama"), config)
+    model = peft.get_peft_model(fresh("llama"), peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2))
     with pytest.raises(ValueError, match=r"engine_slots=8 is not accepted: none with PEFT's PROMPT_TUNING"):
         check_adapters(model, "engine_slots", 8)
 

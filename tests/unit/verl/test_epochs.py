@@ -32,8 +32,7 @@ def train(epochs: UpdatesPerEpoch, collector: Collector, informative: Any) -> in
 
 def test_the_last_update_is_the_one_after_which_no_batch_can_be_filled() -> None:
     collector = plain_collector(48, filter=Variance(), target_groups=3, gen_batch_size=3)
-    epochs = UpdatesPerEpoch(trainer(epochs=3), collector)
-    updates = train(epochs, collector, informative=lambda index: index % 3 == 0)
+    updates = train(UpdatesPerEpoch(trainer(epochs=3), collector), collector, informative=lambda index: index % 3 == 0)
     assert 14 <= updates <= 18  # a third of 144 prompts, three an update, and some that were carried
     assert 144 - collector.prompts_issued < 3
 

@@ -82,8 +82,7 @@ def test_the_extra_asks_for_a_verl_that_was_tested() -> None:
 @pytest.mark.parametrize("package", tested.TESTED)
 def test_the_page_of_versions_has_a_line_for_each_tested_one(package: str) -> None:
     page = (ROOT / "docs" / "compatibility.md").read_text()
-    lines = [line for line in page.splitlines() if line.lower().startswith(f"| {package} ")]
-    named = " ".join(lines)
+    named = " ".join(line for line in page.splitlines() if line.lower().startswith(f"| {package} "))
     for spec in tested.TESTED[package]:
         ends = [part.version for part in SpecifierSet(spec) if part.operator != "<"]
         assert all(end in named for end in ends), (package, spec)

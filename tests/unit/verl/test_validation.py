@@ -82,8 +82,7 @@ def test_accuracy_by_column_stands_beside_verls_metrics(kind):
     }
     assert metrics["val-core/a/acc/mean@1"] == 0.75
     assert trainer.val_dataloader is loader
-    believed = trainer.collector.beliefs.pass_rate(np.arange(2))
-    assert believed == pytest.approx([1.0, 0.5], abs=0.01), "an oracle is told"
+    assert trainer.collector.beliefs.pass_rate(np.arange(2)) == pytest.approx([1.0, 0.5], abs=0.01), "an oracle is told"
 
 
 @pytest.mark.parametrize("kind", [OfV0, OfV1])
@@ -104,8 +103,7 @@ class WithAFailure(OfV1):
 
 
 def test_answers_that_failed_are_counted_and_said_and_left_out_by_column(caplog):
-    trainer = type("Trainer", (WithAFailure, Driven, OfV1), {})(["level"])
-    metrics = trainer._validate()
+    metrics = type("Trainer", (WithAFailure, Driven, OfV1), {})(["level"])._validate()
     assert metrics["val/failed_answers"] == 1
     assert {metrics["val/level/1/acc"], metrics["val/level/2/acc"]} == {1.0}
     assert metrics["val-core/a/acc/mean@1"] == 0.75, "verl counts it as wrong"

@@ -122,8 +122,7 @@ def test_a_price_has_its_ratio_and_interval_and_what_is_not_reached_says_so():
 
 def test_many_differences_are_said_to_be_many_and_which_hold_together():
     ends = {"grpo": (0.50, 0.51, 0.52), "dapo": (0.60, 0.61, 0.63), "pilot": (0.53, 0.55, 0.56)}
-    made = table_of(ends, against=("grpo",))
-    (line,) = [line for line in notes(made) if "differences at" in line]
+    (line,) = [line for line in notes(table_of(ends, against=("grpo",))) if "differences at" in line]
     assert line.startswith(
         "2 differences at 1,000 rollouts: were there none, some interval would leave out 0 in up to 10%"
     )
@@ -149,8 +148,7 @@ def test_arms_that_differ_in_commit_version_device_or_recipe_are_not_in_one_tabl
 
 
 def test_too_few_answers_to_validate_by_are_said_with_how_many_are_needed():
-    made = table(replace(result("grpo"), answers=256))
-    (line,) = [line for line in notes(made) if "answers" in line]
+    (line,) = [line for line in notes(table(replace(result("grpo"), answers=256))) if "answers" in line]
     assert line.startswith("a validation has 256 answers: an arm's own error is up to 1.8 points; 4 times the samples")
     assert not [line for line in notes(table(replace(result("grpo"), answers=1024))) if "answers" in line]
 
@@ -179,8 +177,7 @@ def test_accuracy_by_level_is_at_the_budget_beside_that_before_training_where_ev
     shown = tables(table(*arms))[-1]
     assert (shown.title, shown.headings) == ("accuracy by level", ("recipe", "1", "2"))
     assert shown.rows == (("before training", "50.0%", "10.0%"), ("grpo", "90.0%", "30.0%"), ("dapo", "70.0%", "20.0%"))
-    made = table(arms[0], result("dapo", levels=((2, 0.1, 0.2),)))
-    assert tables(made)[-1].headings == ("recipe", "2")
+    assert tables(table(arms[0], result("dapo", levels=((2, 0.1, 0.2),))))[-1].headings == ("recipe", "2")
     assert len(tables(table(result("grpo", levels=((1, 0.5, 0.9),)), result("dapo")))) == 2
 
 
@@ -200,10 +197,9 @@ def test_the_cost_may_be_any_of_the_three(kind, amount):
 
 
 def test_tuning_is_shown_with_what_it_cost_and_is_no_part_of_the_rows():
-    grid = {"a.lr": ("1", "2")}
     tried = [result("grpo", ending(end), seed=1000, settings={"a.lr": lr}) for lr, end in
              (("1", 0.3), ("2", 0.5))]  # fmt: skip
-    made = table(result("grpo", settings={"a.lr": "2"}), tuned=tried, grid=grid)
+    made = table(result("grpo", settings={"a.lr": "2"}), tuned=tried, grid={"a.lr": ("1", "2")})
     assert [(trial.settings, trial.accuracy, trial.chosen) for trial in made.trials] == [
         ({"a.lr": "1"}, pytest.approx(0.3), False),
         ({"a.lr": "2"}, pytest.approx(0.5), True),
@@ -226,8 +222,7 @@ def test_a_picture_is_the_mean_of_the_seeds_up_to_the_end_of_its_clock_and_no_fu
     reported = tuple(
         result("grpo", [(0, 0.2), (100, end), (1100, end)], seed=seed) for seed, end in ((1, 0.4), (2, 0.9))
     )
-    made = make_table(study("grpo", seeds=2), Results((), reported))
-    plots = curves(made, Results((), reported))
+    plots = curves(make_table(study("grpo", seeds=2), Results((), reported)), Results((), reported))
     assert [plot.name for plot in plots] == ["curves", "curves-tokens", "curves-seconds"]
     assert [row["cost"] for row in plots[0].values] == [50 * part for part in range(21)]
     assert plots[1].values[-1]["cost"] == 11_000

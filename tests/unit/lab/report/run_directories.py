@@ -83,13 +83,12 @@ def write_config(path: Path, data: PassRates) -> None:
 
 def verl_metrics(batch: Sequence[Group], step: int, tokens: int) -> dict[str, Any]:
     """What verl, and GSPO's clipping, log for one update."""
-    rewards = [reward for group in batch for reward in group.rewards]
     lengths = [rollout.tokens for group in batch for rollout in group.rollouts]
     ratios = np.exp(np.random.default_rng(step).normal(2e-5, 4e-4, 256))
     low, middle, high = np.quantile(ratios, [0.05, 0.5, 0.95]).tolist()
     return {
         "training/global_step": step,
-        "critic/score/mean": float(np.mean(rewards)),
+        "critic/score/mean": float(np.mean([reward for group in batch for reward in group.rewards])),
         "response_length/mean": float(np.mean(lengths)),
         "timing_s/step": 1.0 + SECONDS_A_TOKEN * tokens,
         "perf/total_num_tokens": sum(lengths),

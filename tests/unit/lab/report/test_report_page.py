@@ -139,8 +139,7 @@ def test_what_cannot_be_done_is_one_line(words: list[str], error: str, refused: 
 
 
 def test_a_plot_is_a_png_of_its_own(made: Page, tmp_path: Path) -> None:
-    plot = next(one for one in made.plots if one.wide)
-    file = write_png(plot, tmp_path / "plots")
+    file = write_png(next(one for one in made.plots if one.wide), tmp_path / "plots")
     assert file == tmp_path / "plots/tokens-by-account.png"
     assert file.read_bytes().startswith(b"\x89PNG")
     width = int.from_bytes(file.read_bytes()[16:20], "big")

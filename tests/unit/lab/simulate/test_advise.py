@@ -21,11 +21,10 @@ RATES = (0.97, 0.4, 0.02, 0.0, 0.0)  # by how many digits a sum has
 def sums(path: Path, *, rates: tuple[float, ...] = RATES, prompts: int = 120, answers: int = 8) -> Path:
     """Write sums whose pass rate follows from their digits, which a column says."""
     rng = np.random.default_rng(0)
-    digits = rng.integers(1, len(rates) + 1, prompts)
     write_records(path, [
         {"prompt": f"Add {place} and words.", "rewards": rng.binomial(1, rates[one - 1], answers).tolist(),
          "tokens": 64, "digits": int(one), "long": f"{one} digits", "name": f"n{place % 9}", "place": place}
-        for place, one in enumerate(digits.tolist())
+        for place, one in enumerate(rng.integers(1, len(rates) + 1, prompts).tolist())
     ])  # fmt: skip
     return path
 
@@ -68,8 +67,7 @@ def test_columns_are_found_by_what_they_tell_and_those_of_the_answers_are_left_o
 
 def test_strata_are_by_columns_and_by_text_where_there_are_any():
     names = ["dapo", "grpo", "adaptive"]
-    by_both = recipes(["level", "type"], readable=True)
-    assert [arm.name for arm in by_both] == [
+    assert [arm.name for arm in recipes(["level", "type"], readable=True)] == [
         *names, "dapo_strata with strata by level and type", "frontier with strata by level and type",
         "frontier with strata by text",
     ]  # fmt: skip

@@ -60,8 +60,7 @@ def test_the_tables_show_what_the_json_holds(capsys: pytest.CaptureFixture[str],
         one["token_share"][name] for one in result["policies"])]  # fmt: skip
     assert ["policy", "rollouts", "tokens", *used, "at", "end"] in lines
     for one in result["policies"]:
-        rows = [line for line in lines if line[:1] == [one["policy"]]]
-        assert rows == [
+        assert [line for line in lines if line[:1] == [one["policy"]]] == [
             [
                 one["policy"],
                 figure(one["informative_groups_per_1k_rollouts"]),

@@ -66,8 +66,7 @@ def test_a_prompt_that_is_a_list_of_messages_names_its_rollouts() -> None:
 
 
 def test_a_counted_length_goes_before_a_guessed_one() -> None:
-    data = interpret([{"input": "a", "output": "x" * 400, "score": 1, "response_length": 30}])
-    assert data.tokens.tolist() == [30.0]
+    assert interpret([{"input": "a", "output": "x" * 400, "score": 1, "response_length": 30}]).tokens.tolist() == [30.0]
 
 
 @pytest.mark.parametrize(
@@ -135,9 +134,7 @@ def test_dumps_without_a_group_all_right_or_all_wrong_are_of_a_run_that_dropped_
 
 
 def test_rewards_of_informative_prompts_alone_are_refused(tmp_path: Path) -> None:
-    rows = [
-        {"prompt": f"{place}", "rewards": [1] * right + [0] * (8 - right)} for place in range(20) for right in (1, 7)
-    ]
+    rows = [{"prompt": f"{one}", "rewards": [1] * right + [0] * (8 - right)} for one in range(20) for right in (1, 7)]
     with pytest.raises(ValueError, match="none of 40 groups is all right or all wrong"):
         interpret(rows)
     assert len(interpret([*rows, {"prompt": "easy", "rewards": [1] * 8}])) == 41

@@ -199,8 +199,7 @@ def test_partial_rollouts_shorten_steps_and_favour_no_length() -> None:
     def run(surplus: Surplus) -> tuple[float, float]:
         prompts = 2_000
         data = PassRates(tuple(range(prompts)), np.full(prompts, 0.3), np.full(prompts, 200.0))
-        source = ListSource(data.contents)
-        own = Collector(source, Uniform(), Fixed(8), Everything(), target_groups=32, surplus=surplus)
+        own = Collector(ListSource(data.contents), Uniform(), Fixed(8), Everything(), target_groups=32, surplus=surplus)
         machine = SimulatedEngine(data, EngineConfig(slots=512, spread=0.7, wait=0.0, max_tokens=1_000), seed=1)
         trained = [batch for _, batch in zip(range(20), batches(own, machine, rollouts=10**6), strict=False)]
         lengths = [rollout.tokens for batch in trained for group in batch for rollout in group.trained]

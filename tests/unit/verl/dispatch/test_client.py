@@ -76,8 +76,7 @@ async def test_requests_beyond_what_a_server_takes_at_once_wait_and_may_be_cance
     await settle()
     assert len(server.held) == 6
     client.cancel("x")
-    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-    assert all(isinstance(outcome, Cancelled) for outcome in outcomes)
+    assert all(isinstance(outcome, Cancelled) for outcome in await asyncio.gather(*tasks, return_exceptions=True))
     assert len(server.prompts) == server.most_held == 6
 
 
@@ -86,8 +85,7 @@ def params_of(name: str, gates: bool = False, **sampling: Any) -> dict[str, Any]
 
     async def main() -> dict[str, Any]:
         server = SERVERS[name]()
-        client = one_server(server, name=name, gates=gates)
-        task = start(client, "x", 0, **sampling)
+        task = start(one_server(server, name=name, gates=gates), "x", 0, **sampling)
         await settle()
         server.answer_all()
         await task
@@ -116,8 +114,7 @@ async def test_a_later_turn_draws_noise_of_its_own_and_ends_where_its_conversati
     client = one_server(server, name=name)
     current_session.set(client.begin("x", 0))
     for prompt in ([1], later):
-        asked = client.generate("x0", prompt_ids=prompt, sampling_params={"seed": 11})
-        task = asyncio.create_task(asked)
+        task = asyncio.create_task(client.generate("x0", prompt_ids=prompt, sampling_params={"seed": 11}))
         (held,) = await server.holds(1)
         await server.abort_request(held)
         await server.holds(1)  # the rest

@@ -71,8 +71,7 @@ async def test_a_request_that_vllm_refuses_fails_alone_with_its_traceback() -> N
             return await super().generate(prompt_ids, sampling_params, request_id)
 
     server = Refusing()
-    client = one_server(server, name="vllm")
-    asked = asyncio.create_task(outcomes(client, {}, {}, {}))
+    asked = asyncio.create_task(outcomes(one_server(server, name="vllm"), {}, {}, {}))
     await server.holds(2)
     server.answer_all()
     first, refused, last = await asked

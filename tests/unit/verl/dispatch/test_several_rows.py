@@ -75,8 +75,7 @@ def test_each_row_knows_which_policy_wrote_each_of_its_tokens(rows: list[tuple[i
     total = sum(tokens for tokens, _ in rows)
     wrote = sorted(data.draw(st.lists(st.integers(3, 5), min_size=total, max_size=total)))
     versions = [[version, wrote.count(version)] for version in sorted(set(wrote))]
-    outputs = [output([1], tokens, said) for tokens, said in rows]
-    rollout = rollout_of(Session("g", 0), outputs, 6, False, versions)
+    rollout = rollout_of(Session("g", 0), [output([1], tokens, said) for tokens, said in rows], 6, False, versions)
     assert (rollout.tokens, rollout.tool_tokens) == (total, sum(said for _, said in rows))
     assert rollout.version == min(wrote)
     left = iter(wrote)
@@ -84,8 +83,7 @@ def test_each_row_knows_which_policy_wrote_each_of_its_tokens(rows: list[tuple[i
         own = [next(left) for _ in range(tokens)]
         assert version_of(tag) == min(own)
         assert tag["max_global_steps"] == max(own)
-        spans = tag.get(VERSIONS, [[own[0], tokens]])
-        assert [version for version, count in spans for _ in range(count)] == own
+        assert [version for version, count in tag.get(VERSIONS, [[own[0], tokens]]) for _ in range(count)] == own
 
 
 def test_rows_with_other_tokens_than_were_answered_are_as_old_as_the_oldest() -> None:

@@ -177,8 +177,7 @@ def test_rows_with_signal_in_one_pass_have_the_gradient_of_the_whole_batch_in_tw
     config, data = actor(**loss), batch_of()
     data["old_log_probs"] = old_log_probs(model, data)
     expected = update(model, data, partial(ppo_loss, config))
-    quick = request.getfixturevalue("quick")
-    found = update(model, with_signal(batch_of()), partial(quick, config))
+    found = update(model, with_signal(batch_of()), partial(request.getfixturevalue("quick"), config))
     assert expected[0].abs().max() > 1e-4
     assert_equal(found, expected)
 
@@ -207,8 +206,7 @@ def test_without_the_size_of_the_whole_batch_the_loss_is_verls(model, request):
     tu.assign_non_tensor(data, calculate_entropy=True)
     data["old_log_probs"] = old_log_probs(model, data)
     expected = update(model, data, partial(ppo_loss, config))
-    quick = request.getfixturevalue("quick")
-    found = update(model, data, partial(quick, config))
+    found = update(model, data, partial(request.getfixturevalue("quick"), config))
     assert_equal(found, expected)
     assert reduce_metrics(found[2]).keys() == reduce_metrics(expected[2]).keys()
 
@@ -245,8 +243,7 @@ def test_the_distance_to_the_rollout_engine_is_measured_in_the_update(model, req
     config, data = actor(), batch_of()
     data["rollout_log_probs"] = old_log_probs(model, data)
     tu.assign_non_tensor(data, **whole(data))
-    quick = request.getfixturevalue("quick")
-    _, _, metrics = update(model, data, partial(quick, config))
+    _, _, metrics = update(model, data, partial(request.getfixturevalue("quick"), config))
     assert max(metrics["rollout_probs_diff_max"]) < 1e-5
 
 
@@ -260,8 +257,7 @@ def test_the_gap_to_the_rollout_engine_is_told_apart_from_the_way_since_an_older
     rows = zip(fresh.unbind(), older, strict=True)
     data["rollout_log_probs"] = nested([row - (3.0 if old else 0.25) for row, old in rows])
     tu.assign_non_tensor(data, **whole(data))
-    quick = request.getfixturevalue("quick")
-    _, _, metrics = update(model, data, partial(quick, config))
+    _, _, metrics = update(model, data, partial(request.getfixturevalue("quick"), config))
     tokens = sum(int(mask.sum()) for mask, old in zip(data["response_mask"].unbind(), older, strict=True) if not old)
     assert sum(metrics[speed.GAP_TOKENS]) == tokens > 0
     assert sum(metrics[speed.GAP_SUM]) / tokens == pytest.approx(0.25, abs=1e-4)

@@ -67,9 +67,7 @@ class WithReturnDict:
 
 def one_row() -> DataProto:
     return DataProto.from_dict(
-        tensors={
-            name: torch.ones(1, n).long() for name, n in (("prompts", 2), ("responses", 3), ("attention_mask", 5))
-        },
+        {key: torch.ones(1, n).long() for key, n in (("prompts", 2), ("responses", 3), ("attention_mask", 5))},
         non_tensors={"extra_info": np.array([{"index": 3}], dtype=object)},
     )
 
@@ -79,8 +77,7 @@ def test_a_reward_manager_that_is_called_with_rows_scores_them_one_by_one():
     assert route(verl_config, WithReturnDict(1.0), WithReturnDict(7.0, extra=False))
     called = load_reward_manager(verl_config, tokenizer=None)
     rows = one_row()
-    found = asyncio.run(called.run_single(rows))
-    assert found == {"reward_score": 2.0, "reward_extra_info": {"acc": 1.0, "who": "me"}}
+    assert asyncio.run(called.run_single(rows)) == {"reward_score": 2.0, "reward_extra_info": {"acc": 1.0, "who": "me"}}
     mark_validation(rows)
     assert asyncio.run(called.run_single(rows)) == {"reward_score": 8.0, "reward_extra_info": {"acc": 8.0}}
     assert type(called).assemble_rm_scores(one_row(), [2.0]).tolist() == [[0.0, 0.0, 2.0]]
