@@ -29,11 +29,12 @@ import transformers
 
 from goldilocks.tasks import ladder
 from goldilocks.tasks.arithmetic import CALCULATOR_LEVELS, CALL, CLOSE, TOOL, ArithmeticLevel, split_key
-from goldilocks.tasks.registry import Problem, split_of
+from goldilocks.tasks.registry import Problem, WarmStart, split_of
 from goldilocks.tasks.tiny_model import ASSISTANT, END, TINY, build, character_tokenizer, tiny_model
 from goldilocks.tasks.warm_start import Lessons, warm_start
 
 SEED = 0
+BATCH = 64  # lessons of a step
 OPTIMIZER: Mapping[str, Any] = {"lr": 3e-3, "betas": (0.9, 0.99), "weight_decay": 0.05}  # of torch's AdamW
 
 # How often each level of arithmetic is taught. The model never learns the others.
@@ -119,7 +120,8 @@ def make(task: str, out: Path, steps: int) -> float:
     tokenizer = recipe.tokenizer()
     model = build(tokenizer, SEED)
     optimizer = torch.optim.AdamW(model.parameters(), **OPTIMIZER)
-    loss = warm_start(model, tokenizer, recipe.lessons, optimizer, steps, f"teaching {task}", SEED)
+    plan = WarmStart(steps, OPTIMIZER["lr"], BATCH, SEED)
+    loss = warm_start(model, tokenizer, recipe.lessons, optimizer, plan, f"teaching {task}")
     model.save_pretrained(out)
     tokenizer.save_pretrained(out, save_jinja_files=False)
     made = {

@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import Progress
+from torch.optim import Optimizer
 
 from goldilocks.tasks.registry import Problem, WarmStart
 
-BATCH, WARM_UP = 64, 30  # lessons of a step, unless a plan says otherwise; steps in which the learning rate rises
+WARM_UP = 30  # steps in which the learning rate rises
 
 Lesson = tuple[list[int], list[int]]  # the tokens of a question and of its answer
 Lessons = Callable[[random.Random], Iterator[Problem]]
@@ -40,8 +41,7 @@ def teach(model: str, out: Path, taught: Lessons, plan: WarmStart) -> None:
     pupil = pupil.to(device, torch.float32)
     optimizer = torch.optim.AdamW(pupil.parameters(), plan.lr, betas=(0.9, 0.99), weight_decay=0.0)
     with mixed_precision(device.type, enabled=device.type == "cuda"), _repeatable():
-        title = f"teaching {name} its first lessons"
-        loss = warm_start(pupil, tokenizer, taught, optimizer, plan.steps, title, plan.seed, plan.batch)
+        loss = warm_start(pupil, tokenizer, taught, optimizer, plan, f"teaching {name} its first lessons")
     pupil.to(kept).save_pretrained(out)
     tokenizer.save_pretrained(out)
     del pupil, optimizer
@@ -63,27 +63,19 @@ def _repeatable() -> Iterator[None]:
 
 
 def warm_start(
-    model: torch.nn.Module,
-    tokenizer: Any,
-    taught: Lessons,
-    optimizer: torch.optim.Optimizer,
-    steps: int,
-    title: str,
-    seed: int = 0,
-    batch: int = BATCH,
+    model: torch.nn.Module, tokenizer: Any, taught: Lessons, optimizer: Optimizer, plan: WarmStart, title: str
 ) -> float:
     """Train the model in place under a progress bar; return the mean loss of the last fifty steps.
 
     The learning rate of the optimizer rises at first, then falls to zero.
     """
-    rng = random.Random(seed)
-    source = batches(tokenizer, taught(rng), rng, batch)
-    lr = optimizer.param_groups[0]["lr"]
+    rng = random.Random(plan.seed)
+    source = batches(tokenizer, taught(rng), rng, plan.batch)
     losses: list[float] = []
     model.train()
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        for step in bar.track(range(steps), description=title):
-            optimizer.param_groups[0]["lr"] = lr * min(1.0, (step + 1) / WARM_UP) * (1 - step / steps)
+        for step in bar.track(range(plan.steps), description=title):
+            optimizer.param_groups[0]["lr"] = plan.lr * min(1.0, (step + 1) / WARM_UP) * (1 - step / plan.steps)
             loss = loss_of(model, next(source))
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
