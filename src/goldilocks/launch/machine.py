@@ -4,10 +4,10 @@ A Ray that the run starts gets its sizes from the config and its environment fro
 running (``ray_kwargs.ray_init.address``) has its own sizes and refuses others, and its processes get only the
 variables in ``runtime_env``. torch is imported only if there may be a GPU.
 
-A run names the nodes that it has lost. The process
-that fails first is often on another node than the one that died, and knows only its socket. Ray takes a while to call a
-node dead (five health checks in a row), so after a broken connection its verdict is awaited. Only nodes that were there
-when the run began count: a Ray that has been up for long has lost others before.
+A run names the nodes that it has lost. The process that fails first is often on another node than the one that died,
+and knows only its socket. Ray takes a while to call a node dead (five health checks in a row), so after a broken
+connection its verdict is awaited. Only nodes that were there when the run began count: a Ray that has been up for long
+has lost others before.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class WatchedRunner:
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Start the task runner, and note the nodes that are there."""
-        self._nodes = {name: address for name, (address, alive) in _nodes().items() if alive}
+        self._nodes = _nodes()
         return self._runner.remote(*args, **kwargs)
 
     def options(self, **options: Any) -> WatchedRunner:
@@ -161,8 +161,7 @@ class WatchedRunner:
             return []
         deadline = time.monotonic() + (NOTICE_S if is_broken(error) else 0.0)
         while True:
-            now = _nodes()
-            lost = sorted(address for name, address in self._nodes.items() if name not in now or not now[name][1])
+            lost = sorted(self._nodes[name] for name in self._nodes.keys() - _nodes().keys())
             if lost or time.monotonic() >= deadline:
                 return lost
             time.sleep(POLL_S)
@@ -178,10 +177,10 @@ def is_broken(error: BaseException) -> bool:
     return isinstance(error, RayError) or any(word in str(error).lower() for word in BROKEN)
 
 
-def _nodes() -> dict[str, tuple[str, bool]]:
-    """Return the address of every node that this Ray has ever had, and whether it is alive."""
+def _nodes() -> dict[str, str]:
+    """Return the address of every node that is alive, by its id."""
     import ray
 
     if not ray.is_initialized():
         return {}
-    return {node["NodeID"]: (node["NodeManagerAddress"], node["Alive"]) for node in ray.nodes()}
+    return {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}

@@ -23,7 +23,7 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
-from goldilocks.errors import refuse
+from goldilocks.errors import refuse, require
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
@@ -59,12 +59,10 @@ class RunDir:
     @classmethod
     def create(cls, root: Path, name: str) -> RunDir:
         """Make the directory; one that exists is that of an earlier start."""
-        if not _RUN_NAME.fullmatch(name):
-            raise ValueError(f"--name={name!r} is not accepted: letters, digits, '.', '_' and '-'")
+        require(_RUN_NAME.fullmatch(name) is not None, "--name", name, "letters, digits, '.', '_' and '-'")
         run = cls((root / name).resolve())
         run.path.mkdir(parents=True, exist_ok=True)
-        if not os.access(run.path, os.W_OK):
-            raise ValueError(f"--runs={str(root)!r} is not accepted: a directory that can be written to")
+        require(os.access(run.path, os.W_OK), "--runs", str(root), "a directory that can be written to")
         return run
 
     def begin(self, *, appends: bool) -> None:

@@ -15,6 +15,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from goldilocks.errors import require
@@ -83,11 +84,7 @@ def increments(totals: Series) -> Series:
 
 
 def running_total(series: Series) -> Series:
-    total, totals = 0.0, {}
-    for step, value in series.items():
-        total += value
-        totals[step] = total
-    return totals
+    return dict(zip(series, accumulate(series.values()), strict=True))
 
 
 def at_or_before(series: Series, step: int) -> float | None:

@@ -287,8 +287,6 @@ class Processes:
 
     def decided(self, decide: Callable[[], T]) -> T:
         """Return on every process what ``decide`` returns on the first; raise on every process what it raises there."""
-        if self.count == 1:
-            return decide()
         if not self.first:
             value: T = self.receive()
             return value
