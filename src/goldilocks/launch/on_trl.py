@@ -32,6 +32,12 @@ from goldilocks.rewards.calls import PATH, SCORE, guarded, reward_of
 from goldilocks.runs.checkpoints import last_whole
 from goldilocks.verl.checks import check_text
 
+logger = logging.getLogger(__name__)
+
+Grades = Mapping[str, float]
+RewardFunction = Callable[..., list[float | None]]
+
+PROMPT = "prompt"  # TRL's name for the column
 WITH = "with trainer=trl"
 LOSSES = {"token-mean": "dapo", "seq-mean-token-mean": "grpo", "seq-mean-token-sum-norm": "dr_grpo"}
 LEVELS = {"vanilla": "token", "gspo": "sequence"}
@@ -315,14 +321,6 @@ def _checkpoint(config: DictConfig) -> Path | None:
     if trainer.resume_mode == "resume_path":
         return Path(trainer.resume_from_path)
     return None if trainer.resume_mode == "disable" else last_whole(Path(trainer.default_local_dir))
-
-
-logger = logging.getLogger(__name__)
-
-PROMPT = "prompt"  # TRL's name for the column
-
-Grades = Mapping[str, float]
-RewardFunction = Callable[..., list[float | None]]
 
 
 def dataset(config: DictConfig, split: str) -> Any:

@@ -143,16 +143,14 @@ class GenerationBatches(Rounds):
         lengths = output.batch["attention_mask"][:, -longest:].sum(-1).tolist()
         for place, row in enumerate(rows_of(output)):
             tokens, length = int(generated[place]), int(lengths[place])
-            yield (
-                row,
-                {
-                    "reward": rewards[place],
-                    "tokens": tokens,
-                    "metrics": {key: float(row.values[key]) for key in keys if is_number(row.values[key])},
-                    "truncated": is_truncated(responses[place, :length].tolist(), longest, self._ends),
-                    "tool_tokens": length - tokens,  # that stand between them
-                },
-            )
+            measured = {
+                "reward": rewards[place],
+                "tokens": tokens,
+                "metrics": {key: float(row.values[key]) for key in keys if is_number(row.values[key])},
+                "truncated": is_truncated(responses[place, :length].tolist(), longest, self._ends),
+                "tool_tokens": length - tokens,  # that stand between them
+            }
+            yield row, measured
 
 
 class Pending(DataProto):
