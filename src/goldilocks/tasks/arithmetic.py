@@ -39,8 +39,8 @@ class ArithmeticLevel:
 
     def draw(self, rng: random.Random) -> Problem:
         a, b = (rng.randrange(10 ** (d - 1) if d > 1 else 0, 10**d) for d in self.digits)
-        answer = {"+": a + b, "-": a - b, "*": a * b}[self.operation]
-        return Problem(f"{a}{self.operation}{b}=", str(answer), self.difficulty, {"operation": self.operation})
+        text = f"{a}{self.operation}{b}"
+        return Problem(f"{text}=", str(calculate(text)), self.difficulty, {"operation": self.operation})
 
 
 # Each level's share of a data set. For the tiny model about a third is always right, a third sometimes (two digits and
@@ -89,12 +89,10 @@ class SumLevel:
         low, high = (10 ** (self.digits - 1) if self.digits > 1 else 1), 10**self.digits - 1
         numbers = [rng.randint(low, high) for _ in range(self.terms)]
         operations = [rng.choice(self.operations) for _ in numbers[1:]]
-        text, answer = str(numbers[0]), numbers[0]
-        for operation, number in zip(operations, numbers[1:], strict=True):
-            text += f" {operation} {number}"
-            answer = {"+": answer + number, "-": answer - number, "*": answer * number}[operation]
+        rest = (f" {operation} {number}" for operation, number in zip(operations, numbers[1:], strict=True))
+        text = "".join([str(numbers[0]), *rest])
         level = f"{self.terms}x{self.digits}{self.operations}"
-        return Problem(QUESTION.format(text), str(answer), self.difficulty, {"level": level})
+        return Problem(QUESTION.format(text), str(calculate(text)), self.difficulty, {"level": level})
 
 
 # Each level's share of a data set. No level mixes products with sums: the order of operations is no part of this.
