@@ -120,8 +120,7 @@ def _choose(packed: str, arguments: dict[str, Any]) -> RewardFunction:
 
 @functools.cache
 def _unpack(packed: str) -> tuple[RewardFunction, RewardFunction]:
-    functions: tuple[RewardFunction, RewardFunction] = cloudpickle.loads(base64.b64decode(packed))
-    return functions
+    return cloudpickle.loads(base64.b64decode(packed))
 
 
 def _function(config: DictConfig, given: Any) -> RewardFunction | None:
