@@ -104,6 +104,7 @@ NO_PART = _keys("""
     reward: num_workers
     trainer: balance_batch experiment_name logger project_name rollout_data_dir
 """)
+MAY_BE_NULL = (*NO_PART, "actor_rollout_ref.actor.optim.min_lr_ratio")  # though verl's default is a number
 
 
 def check_read(config: DictConfig) -> None:
@@ -119,7 +120,7 @@ def check_read(config: DictConfig) -> None:
         default = defaults.get(key)
         accepted = repr(default) if key in defaults else "TRL does not know this key, so not"
         number = type(default) not in (int, float) or type(value) in (int, float) or "${" in str(value)
-        require(number, key, value, f"a number {WITH}")
+        require(number or (value is None and key.startswith(MAY_BE_NULL)), key, value, f"a number {WITH}")
         same = value == default or (key == NOISE and value == config.data.seed)
         known = key in ACCEPTED or key in listed or key.startswith(families)
         require(same or known, key, value, f"{accepted} {WITH}")

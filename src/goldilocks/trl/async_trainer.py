@@ -22,7 +22,7 @@ from goldilocks.config.sections import Policies
 from goldilocks.config.settings import Settings
 from goldilocks.drive.driver import Driver
 from goldilocks.drive.rehearsal import rehearse
-from goldilocks.errors import require
+from goldilocks.errors import require, require_type
 from goldilocks.trl import async_rollouts
 from goldilocks.trl.collection import Processes, WrittenFor, having, warn_of_changes
 from goldilocks.trl.on_disk import BudgetCallback, RunRecord, WholeCheckpoints, add_logged
@@ -207,6 +207,7 @@ def _asynchronous(sections: Sections, args: Any) -> Sections:
     accepted = f"1024, or left out, {HERE}, where gen_batch_size bounds what is open"
     require(args.queue_maxsize == 1024, "queue_maxsize", args.queue_maxsize, accepted)
     filtered = {"max_carry_steps": args.max_staleness, **own, "on_full": str(OnFull.PARTIAL)}
+    require_type("filter_groups.max_carry_steps", filtered["max_carry_steps"], int)
     most = max(filtered["max_carry_steps"], 1)
     accepted = f"at most {most}, filter_groups.max_carry_steps: the newest answers there are would be older"
     require(args.weight_sync_steps <= most, "weight_sync_steps", args.weight_sync_steps, accepted)

@@ -81,6 +81,13 @@ def test_trl_has_one_seed_and_both_keys_may_name_it() -> None:
     on_trl.check_read(composed(f"{ROLLOUT}.seed=7", "data.seed=7"))
 
 
+@pytest.mark.parametrize(
+    "key", [f"{ACTOR}.optim.min_lr_ratio", f"{ACTOR}.ppo_max_token_len_per_gpu", "critic.ppo_epochs"]
+)
+def test_a_number_that_verl_or_nobody_reads_may_be_null(key: str) -> None:
+    on_trl.check_read(composed(f"{key}=null"))
+
+
 def test_every_shipped_recipe_and_task_is_accepted() -> None:
     for recipe in names("recipe"):
         on_trl.check_read(composed(recipe=recipe))

@@ -293,6 +293,11 @@ def test_arguments_of_trls_that_would_do_nothing_are_refused(chosen: dict[str, A
         _asynchronous(Sections(goldilocks={}), SimpleNamespace(**{"max_staleness": 4, **PLAIN, **chosen}))
 
 
+def test_an_age_that_is_no_number_is_refused_by_its_key() -> None:
+    with pytest.raises(ValueError, match=r"filter_groups\.max_carry_steps='2' is not accepted: a whole number"):
+        _asynchronous(Sections(filter_groups={"max_carry_steps": "2"}), SimpleNamespace(**PLAIN, max_staleness=4))
+
+
 def test_the_age_that_is_asked_for_counts_whatever_trls_is() -> None:
     made = _asynchronous(Sections(filter_groups={"max_carry_steps": 2}), SimpleNamespace(**PLAIN, max_staleness=0))
     assert made.filter_groups == {"max_carry_steps": 2, "on_full": "partial"}
