@@ -20,7 +20,7 @@ from frontier import World
 
 from goldilocks.dotted_keys import merged
 from goldilocks.lab.simulate import EngineConfig, PassRates, Setup, SimulatedEngine, batches
-from goldilocks.lab.simulate.run import recipe_config, settings_of
+from goldilocks.lab.simulate.run import recipe_config, settings_of, waiting
 from goldilocks.runs.history import metric_name
 from goldilocks.types import is_informative
 
@@ -63,9 +63,7 @@ def groups(policy: str, prior: str, prompts: PassRates, setup: Setup) -> tuple[i
         informative += sum(map(is_informative, batch))
         if prior == "oracle":
             tell()
-    trained = collector.allocator.trained
-    kept = (replace(group, trained=tuple(trained(group, collector.beliefs))) for group in collector.kept)
-    informative += sum(map(is_informative, kept))
+    informative += sum(map(is_informative, waiting(collector)))
     return informative, engine.learner.mean_pass_rate
 
 

@@ -148,9 +148,9 @@ class Collector:
     def ready(self) -> bool:
         """Whether ``take`` has a batch to hand out."""
         cut_short = self._exhausted and self.limits.on_exhausted is not OnExhausted.ERROR
+        full = len(self._judged) >= self._owed
         # Where rollouts pause, an open group that would be too old after the update is waited for. So is every group
         # that is open when no prompt is left to issue: the batch may be the last.
-        full = len(self._judged) >= self._owed
         too_old = full and self.surplus.pauses and self._open.oldest < self.surplus.oldest(self.step + 1)
         waits = too_old or (len(self._open) > 0 and self.prompts_issued >= self.last_prompt)
         return self._owed > 0 and (cut_short or (full and not waits))

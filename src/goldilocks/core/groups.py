@@ -405,9 +405,8 @@ class JudgedGroups:
         """Forget the batches taken, spare groups and kept ones older than ``oldest``; return how many expired."""
         self._release_taken()
         self._in_hand, self._earlier, self._spare = {}, set(), {}
-        expired = [group for group in self._kept.values() if group.version < oldest]
+        expired = [self._kept.pop(group.uid) for group in self.kept if group.version < oldest]
         for group in expired:
-            del self._kept[group.uid]
             self._release(group.prompt.index)
             self._accounts.move(group.rollouts, Account.CARRIED, Account.EXPIRED)
         return len(expired)
@@ -422,7 +421,8 @@ class JudgedGroups:
         require(in_hand or uid in self._kept, "uid", uid, "a group that is in the batch in hand, or kept")
         group, account = self._in_hand[uid] if in_hand else (self._kept[uid], Account.CARRIED)
         gone = {rollout.index for rollout in group.rollouts} if indices is None else set(indices)
-        left, trained = (tuple(r for r in some if r.index not in gone) for some in (group.rollouts, group.trained))
+        left = tuple(rollout for rollout in group.rollouts if rollout.index not in gone)
+        trained = tuple(rollout for rollout in group.trained if rollout.index not in gone)
         rest = replace(group, rollouts=left, trained=trained)
         lost = not left or (in_hand and not trained) or not judge(rest).keep
         beyond = {one.index for one in _beyond(group)} if in_hand else set()
@@ -430,16 +430,16 @@ class JudgedGroups:
             if lost or rollout.index in gone:
                 origin = Account.TRIMMED if rollout.index in beyond else account
                 self._accounts.move([rollout], origin, Account.REJECTED.because(reason))
-        if not lost and in_hand:
-            self._in_hand[uid] = rest, account
-        elif not lost:
-            self._kept[uid] = rest
-        else:
+        if lost:
             del (self._in_hand if in_hand else self._kept)[uid]
             if account != Account.BACKFILLED and uid not in self._earlier:
                 self._release(group.prompt.index)
-        if lost and flat:
-            self._hold_spare(replace(group, trained=()), Account.REJECTED.because(reason))
+            if flat:
+                self._hold_spare(replace(group, trained=()), Account.REJECTED.because(reason))
+        elif in_hand:
+            self._in_hand[uid] = rest, account
+        else:
+            self._kept[uid] = rest
         return lost
 
     def trim(self, uid: str, indices: Collection[int]) -> None:

@@ -37,9 +37,9 @@ SAMPLER = "trainer.v1.sampler"
 AGENT = "actor_rollout_ref.rollout.agent"
 VERLS_BOUNDS = {"max_off_policy_threshold": 8, "max_off_policy_strategy": "drop"}  # verl's defaults
 # Keys of verl's own trainers with verl's defaults, which cannot be told from values that a user chose.
-OTHERS = {f"{mode}.num_warmup_batches": 1 for mode in ("colocate_async", "separate_async")}
-OTHERS |= {"separate_async.hybrid_rollout.enable_switch": False, "separate_async.parameter_sync_step": 4}
-OTHERS |= {"sampler.sync_refill_failed_groups": False}
+VERLS_OWN = {f"{mode}.num_warmup_batches": 1 for mode in ("colocate_async", "separate_async")}
+VERLS_OWN |= {"separate_async.hybrid_rollout.enable_switch": False, "separate_async.parameter_sync_step": 4}
+VERLS_OWN |= {"sampler.sync_refill_failed_groups": False}
 SKIPS = ("skip.rollout.enable", "skip.rollout_tq.enable")
 SPLITS = ("train", "val")
 COUNTS = {"trainer.total_training_steps": True}  # sizes that every run reads, and whether it may be without
@@ -204,12 +204,12 @@ def _mistakes(config: DictConfig) -> list[str]:
     if naive and graders > max(loops, 8) and uses_collector(config):  # 8 is verl's default
         said = f"reward.num_workers={graders} has no effect: with reward.reward_manager.name=naive agent-loop workers"
         mistakes.append(f"{said} compute the rewards, {AGENT}.num_workers={loops} of them")
-    given = {name: value_at(config, f"trainer.v1.{name}") for name in OTHERS}
+    given = {name: value_at(config, f"trainer.v1.{name}") for name in VERLS_OWN}
     for name, value in given.items() if any(given.values()) and uses_collector(config) else ():
         mode, syncs = config.trainer.v1.trainer_mode, value is not None and name.endswith(".parameter_sync_step")
         as_ours = syncs and config.data.train_batch_size == value * config.actor_rollout_ref.actor.ppo_mini_batch_size
         refused = mode == "goldilocks_async" and name.startswith("separate_async.") and not syncs
-        if value not in (None, OTHERS[name]) and not (as_ours or refused):
+        if value not in (None, VERLS_OWN[name]) and not (as_ours or refused):
             why = "weights are sent after each batch" if syncs else "verl's own trainers read it"
             mistakes.append(f"trainer.v1.{name}={value} has no effect with trainer.v1.trainer_mode={mode}: {why}")
     if config.actor_rollout_ref.rollout.get("name", None) == verl_server.NAME:

@@ -108,9 +108,7 @@ def simulate(name: str, settings: Settings, prompts: PassRates, setup: Setup) ->
         if setup.repeat or not isinstance(error, Exhausted):
             raise ValueError(f"{name}: {error}") from None
         # Without repeats, a run whose budget outlasts the data ends here.
-    trained = collector.allocator.trained
-    waiting = (replace(group, trained=tuple(trained(group, collector.beliefs))) for group in collector.kept)
-    groups += filter(is_informative, waiting)
+    groups += filter(is_informative, waiting(collector))
     accounts = collector.accounts
     accounts.check()
     rollouts, tokens = accounts.generated_rollouts, accounts.generated_tokens
@@ -142,6 +140,12 @@ def batches(collector: Collector, engine: SimulatedEngine, rollouts: int) -> Ite
             batch = driver.batch()
             engine.train(batch)
             yield batch
+
+
+def waiting(collector: Collector) -> Iterator[Group]:
+    """Yield the groups that are kept for a next batch, as it would train them."""
+    trained = collector.allocator.trained
+    return (replace(group, trained=tuple(trained(group, collector.beliefs))) for group in collector.kept)
 
 
 @dataclass(frozen=True)
